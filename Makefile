@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-broad test-slow test-real test-models test-ray test-mcp test-integrations test-clients test-all coverage check docs docs-pictures settings-page models-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel shim clean
+.PHONY: demo test test-broad test-slow test-real test-models test-ray test-mcp test-integrations test-trainers test-clients test-all coverage check docs docs-pictures settings-page models-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -77,6 +77,16 @@ test-integrations: $(STAMP)  ## other libraries' environments, the slow tests to
 	test -d build/tasksets || $(PYTHON) -m venv build/tasksets
 	build/tasksets/bin/python -m pip install --quiet "verifiers>=0.4,<0.5"
 	ROVE_VERIFIERS_V1=$(CURDIR)/build/tasksets/bin/python $(BIN)/python -m pytest -q tests/integrations/test_taskset.py
+
+test-trainers: $(STAMP)  ## rove's environments in other people's trainers, each in a virtual environment of its own
+	test -d build/trainers/verifiers || $(PYTHON) -m venv build/trainers/verifiers
+	$(BIN)/uv pip install --quiet --python build/trainers/verifiers/bin/python -c constraints.txt -r tests/trainer_verifiers.txt -e .
+	$(BIN)/uv pip check --python build/trainers/verifiers/bin/python
+	ROVE_VERIFIERS_V1=$(CURDIR)/build/trainers/verifiers/bin/python $(BIN)/python -m pytest -q tests/integrations/test_verifiers_v1.py
+	test -d build/trainers/trl || $(PYTHON) -m venv build/trainers/trl
+	$(BIN)/uv pip install --quiet --python build/trainers/trl/bin/python -c constraints.txt "torch==2.13.0" -r tests/trainer_trl.txt -e ".[train,hf]"
+	$(BIN)/uv pip check --python build/trainers/trl/bin/python
+	TRL_EXPERIMENTAL_SILENCE=1 build/trainers/trl/bin/python -m pytest -q tests/integrations/test_trl.py
 
 test-clients: $(STAMP)  ## other people's clients of `rove serve`, in an environment of their own
 	test -d build/clients || $(PYTHON) -m venv build/clients

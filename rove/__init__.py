@@ -52,6 +52,7 @@ from rove.envs import (
 from rove.envs.loading import ExternalEnvironment, external_finders, load_environment
 from rove.rollouts.evaluate import evaluate, generate, make_dataset
 from rove.rollouts.rescore import rescore
+from rove.rollouts.run_rollouts import run_rollouts, run_rollouts_sync
 from rove.rubrics import JudgeRubric, MathRubric, Rubric, RubricGroup, group_reward, judge_agreement
 from rove.rubrics.parser import (
     MaybeThinkParser,
@@ -67,7 +68,7 @@ from rove.statistics import Comparison, EvaluationResult, Price, compare
 if TYPE_CHECKING:
     from rove.clients.anthropic import AnthropicClient
     from rove.clients.openai import OpenAIClient, ResponsesClient, as_client
-    from rove.engine.client import EngineClient as EngineClient
+    from rove.engine.client import EngineClient
     from rove.envs.agent import AgentEnv
     from rove.envs.rlm import RLMEnv
     from rove.envs.sandbox import CodeMathEnv, PythonEnv, SandboxEnv
@@ -77,7 +78,7 @@ if TYPE_CHECKING:
     from rove.integrations.environments.reasoning import ReasoningGymEnv
     from rove.integrations.environments.taskset import TasksetEnv
     from rove.integrations.environments.text_arena import TextArenaEnv
-    from rove.models.load import load_model as load_model
+    from rove.models.load import load_model
     from rove.remote import IsolatedEnv
     from rove.stages.auditing import audit_environment
     from rove.stages.clients import make_client
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from rove.stages.rl import rl
     from rove.stages.sft import sft
     from rove.stages.train_model import PipelineResult, train_model
+    from rove.train.sequences import TrainingSequence, sequences_from_record
 
 __version__ = "0.1.0"
 
@@ -116,6 +118,7 @@ _LAZY = {
     "Reporter": "rove.stages.reporter",
     "SilentReporter": "rove.stages.reporter",
     "TrainingResult": "rove.stages.results",
+    "TrainingSequence": "rove.train.sequences",
     "as_client": "rove.clients.openai",
     "audit_environment": "rove.stages.auditing",
     "evaluate_model": "rove.stages.evaluation",
@@ -123,6 +126,7 @@ _LAZY = {
     "make_client": "rove.stages.clients",
     "new_model": "rove.stages.models",
     "rl": "rove.stages.rl",
+    "sequences_from_record": "rove.train.sequences",
     "sft": "rove.stages.sft",
     "train_model": "rove.stages.train_model",
 }
@@ -162,6 +166,7 @@ __all__ = [
     "ConfigError",
     "ConsoleReporter",
     "EmptyModelResponseError",
+    "EngineClient",
     "EnvGroup",
     "Environment",
     "Error",
@@ -233,6 +238,7 @@ __all__ = [
     "ToolMessage",
     "ToolParseError",
     "TrainingResult",
+    "TrainingSequence",
     "TrajectoryStep",
     "Usage",
     "UserMessage",
@@ -250,12 +256,16 @@ __all__ = [
     "group_reward",
     "judge_agreement",
     "load_environment",
+    "load_model",
     "make_client",
     "make_dataset",
     "new_model",
     "query",
     "rescore",
     "rl",
+    "run_rollouts",
+    "run_rollouts_sync",
+    "sequences_from_record",
     "sft",
     "stop",
     "teardown",

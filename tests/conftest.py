@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 gc.set_threshold(*GC_THRESHOLDS)  # as every command does
+gc.disable()  # until all tests are collected: nothing that an import makes is garbage
 
 # Whether a busy machine draws inputs slowly says nothing about what is tested.
 settings.register_profile("rove", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -27,11 +28,13 @@ settings.load_profile("rove")
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is broad is slow. An eighth of the inputs that hypothesis would draw, all of them with ROVE_EXAMPLES=all, as
-    `make test-slow` has it.
+    """What is broad is slow, and what is marked slow is not broad, whatever the other parameters of the test say. An eighth of
+    the inputs that hypothesis would draw, all of them with ROVE_EXAMPLES=all, as `make test-slow` has it.
     """
     for item in items:
-        if item.get_closest_marker("broad"):
+        if item.get_closest_marker("slow"):
+            item.own_markers = [mark for mark in item.own_markers if mark.name != "broad"]
+        elif item.get_closest_marker("broad"):
             item.add_marker("slow")
     if os.environ.get("ROVE_EXAMPLES") == "all":
         return
@@ -46,6 +49,7 @@ def pytest_collection_finish() -> None:
     """Exclude what exists from garbage collection: thousands of tests, torch and other libraries. Commands such as `rove train`
     and `rove eval` collect garbage several times, and each time would scan all of it.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -44,6 +44,7 @@ TITLES = {
     "integrations": "Environments of other libraries",
     "remote": "Isolated environments",
     "stages": "Train and show progress",
+    "train": "Training sequences",
 }
 """Package of `rove` → title of the page with its public names."""
 
@@ -61,8 +62,7 @@ def public_names(module: str) -> list[Name]:
     """Return the public names of a module."""
     exporter = importlib.import_module(module)
     found = []
-    lazy = rove._LAZY if module == "rove" else {}  # load_model and EngineClient need torch and are not in __all__
-    for name in sorted({*exporter.__all__, *lazy}):
+    for name in sorted(exporter.__all__):
         value = getattr(exporter, name)
         home = getattr(value, "__module__", None)
         found.append(Name(module, name, value, home if isinstance(home, str) else module))

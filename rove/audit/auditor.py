@@ -1,4 +1,4 @@
-"""Run the checks of an audit, each protected from the others and from the environment."""
+"""Run the checks of an audit, each protected from the other checks and from the environment."""
 
 from __future__ import annotations
 
@@ -75,17 +75,17 @@ PLURALS = {"file": "files", "process": "processes", "connection": "connections"}
 Learner = Callable[[Subject, Baseline, Callable[[], IsolatedEnv]], AsyncIterator[Finding]]
 """(the environment, its baseline, a function that opens it again) → findings; see `rove.audit.learning` (needs torch)."""
 ROWS_SECONDS = 120.0
-"""Time limit for reading the rows in a process of their own."""
+"""Time limit in seconds for reading the rows in a separate process."""
 NO_ANSWERS = "rows have no answers that a reply can give"
 DATA_CHECKS = {"data-overlap", "contradictory-rows", "row-round-trip", "answer-leak", "determinism", "seed-shift"}
-"""Checks that read the dataset in processes of their own."""
+"""Checks that read the dataset in separate processes."""
 
 
 class AuditOptions(Settings, frozen=True, kw_only=True):
     """Settings of an audit."""
 
     num_examples: PositiveInt = 60
-    """Examples per policy."""
+    """Maximum number of examples per policy."""
     only: tuple[str, ...] = ()
     """Checks to do; all if empty."""
     skip: tuple[str, ...] = ()
@@ -111,8 +111,8 @@ async def audit(
 ) -> Report:
     """Audit an environment in worker processes; return a report.
 
-    Nothing that the environment does ends the audit: an exception, a crash or a hang is a finding. So is a time budget that is
-    used up before the first check.
+    Nothing that the environment does ends the audit: an exception, a crash or a hang is a finding. A time budget that is used
+    up before the first check is a finding, too.
 
     Args:
         learner: Function that does the check "learned-reward"; by default, the check is left out.
@@ -144,9 +144,9 @@ async def audit(
 def _folder_of(env: str, env_args: JsonMapping, seed: int) -> Iterator[Path]:
     """Create an empty folder, and delete it at the end of the block.
 
-    Some replies create a file in this folder if they are executed. They contain its path, and rewards may depend on
-    every character of a reply. Therefore, audits of one environment with one seed use the same folder name; concurrent
-    audits get other names.
+    Some replies create a file in this folder if they are executed. These replies contain the folder's path, and rewards may
+    depend on every character of a reply. Therefore, all audits of an environment with the same seed use the same folder name,
+    except for concurrent audits.
     """
     name = f"rove-audit-{derive_seed(env, sorted(map(str, env_args.items())), seed):016x}"
     for number in itertools.count(1):
@@ -284,7 +284,7 @@ class _Auditor:
             await self._do("grader-robustness", _as_async(check_worker_failures(subject)))
 
     async def _inject_into_model(self, judge: JudgeModel, subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-        """Yield findings with a model as the judge, in a worker that has no cached verdicts of the scripted judge."""
+        """Yield findings with a model as the judge, in a new worker, so that no verdicts of the scripted judge are cached."""
         judged_subject = Subject(self._open({}), subject.count, subject.deadline)
         self.judge.model = judge
         try:
@@ -370,7 +370,7 @@ class _Auditor:
     def _in_process(
         self, env_args: Mapping[str, object], variables: Mapping[str, str] | None = None, **options: object
     ) -> Any:
-        """Return the reply of `rove.audit.rows`, or an error as a text."""
+        """Run `rove.audit.rows` in a separate process, and return its reply, or an error as a text."""
         request = json.dumps(
             {"env": self.report.env, "env_dir": self.env_dir, "env_args": env_args, **options}
         ).encode()

@@ -28,15 +28,16 @@ RIGHT_ANSWER = "right answer"
 IDLE = {"doing nothing": "", "doing nothing, in words": "I do not know."}
 """Name → reply of the policies that do nothing."""
 FORM_EXAMPLES = 8
-"""Examples on which forms of an answer are tried."""
+"""Number of examples on which forms of an answer are tried."""
 FORMS_WITHOUT_ANSWER = 3
-"""Number of forms that are tried without an answer in them, if rows have no answers."""
+"""Number of forms that are tried without an answer if rows have no answers."""
 STANDARD_ERRORS = 4.0
-"""A paired difference of more than this many standard errors is not chance, over all replies of a check together."""
+"""A paired difference counts as real if it exceeds this many standard errors; the limit accounts for the many replies of a
+check."""
 MIN_PAIRS = 5
 """Minimum number of examples for a comparison."""
 MIN_DIFFERENCE = 0.05
-"""Minimum difference that matters, as a share of the range of rewards."""
+"""Minimum relevant difference between rewards, as a share of the range of rewards."""
 
 
 class Baseline(NamedTuple):
@@ -48,15 +49,16 @@ class Baseline(NamedTuple):
     form: Form
     """The form of an answer that earned the most."""
     right_answer: Measured | None
-    """The row's own answer in that form; None if rows have no answers, or no form earns more than a wrong answer."""
+    """Rollouts with the row's own answer in this form; None if rows have no answers, or no form earns more than a wrong answer.
+    """
     guess: Policy
-    """The policy of `floor`."""
+    """The policy that `floor` measures."""
     floor: Measured
-    """The best policy without knowledge of the row: it gives another row's answer, or the most frequent answer."""
+    """Rollouts of the best policy without knowledge of the row, which gives another row's answer or the most frequent answer."""
     guesses: list[str]
     """Names of the measured policies that give answers of other rows; empty without answers, and in games."""
     honest: list[Measured]
-    """The environment's scripted policies."""
+    """Rollouts of the environment's scripted policies."""
     is_multi_turn: bool
     """Whether rollouts have several turns."""
     has_tools: bool
@@ -86,7 +88,7 @@ class Baseline(NamedTuple):
 
     @property
     def full(self) -> float:
-        """Reward of a right answer, or of the best policy; at least 1 without either."""
+        """Reward of a right answer, or of the best policy; at least 1 if both are missing."""
         means = [measured.mean for measured in self.honest]
         if self.right_answer is not None:
             means.append(self.right_answer.mean)

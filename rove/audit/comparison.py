@@ -115,7 +115,7 @@ def _by_check(report: Report) -> dict[str, list[Finding]]:
 
 
 def _not_done(report: Report, check: str) -> str:
-    """Return why a check was not done; "" if it was."""
+    """Return the reason why a check was not done; "" if it was done."""
     return report.skipped.get(check, "") if check in report.checks else "not selected"
 
 
@@ -138,14 +138,14 @@ def read_report(path: str | Path) -> Report:
 
 
 def rates_text(change: Change) -> str:
-    """Return the rates of both versions."""
+    """Return the rates of both versions as a text."""
     findings = filter(None, (change.old, change.new))
     rates = [f"{finding.rate[0]:.2f}" for finding in findings if finding.rate is not None]
     return " → ".join(rates) if len(rates) == 2 else rate_text(change.latest)
 
 
 def severities_text(change: Change) -> str:
-    """Return the severity, or both if they differ."""
+    """Return the severity of a finding, or both severities if they differ."""
     findings = filter(None, (change.old, change.new))
     severities = dict.fromkeys(finding.severity.value for finding in findings)
     return " → ".join(severities)

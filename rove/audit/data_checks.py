@@ -1,4 +1,4 @@
-"""Checks of the dataset: overlap, rows that two seeds share, JSON round trips, answers in prompts. No rollouts."""
+"""Checks of the dataset, without rollouts: overlap, rows that two seeds share, JSON round trips, answers in prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rove.core.plain import JsonMapping
 Row = JsonMapping
 """A row of `rove.audit.rows`."""
 DISTINCT_SHARE = 0.1
-"""With fewer than this share of distinct training rows, rows are meant to be equal, such as games with the same start."""
+"""If the share of distinct training rows is lower, rows are meant to be equal, as in games with the same start."""
 OVERLAP_SHARE = 0.02
 """If more than this share of the evaluation rows are also training rows, this is a finding."""
 SEVERE_OVERLAP = 0.05
@@ -40,13 +40,13 @@ NEAR_SHARE = 0.1
 NGRAM = 5
 """Length of the word sequences by which near duplicates are recognized."""
 NEAR = 0.8
-"""Two texts that share at least this part of their n-grams are near duplicates."""
+"""Two texts are near duplicates if they share at least this fraction of their n-grams."""
 MIN_DIGITS = 5
-"""Minimum digits of the numbers in a text that identify a problem."""
+"""Minimum number of digits that the numbers in a text must have together to identify a problem."""
 MIN_WORDS = 12
-"""Texts with fewer words are only compared as a whole."""
+"""Minimum number of words for n-grams; shorter texts are only compared as a whole."""
 SHIFT_SHARE = 0.5
-"""Minimum share of rows that two seeds have in common to count."""
+"""Minimum share of rows that two seeds have in common for a finding."""
 LEAK_SHARE = 0.3
 """Minimum excess of prompts with their own answer over prompts with another row's answer that counts as a leak."""
 MIN_ANSWER = 3
@@ -160,7 +160,7 @@ def _normalized(text: str) -> str:
 
 
 def _resembling(train: Sequence[Row], evaluation: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Return evaluation rows that nearly equal a training row, each with that row.
+    """Return evaluation rows that nearly equal a training row, each with the training row.
 
     They ask for the same answer, and contain the same numbers in the same order.
     """
@@ -286,13 +286,15 @@ def check_seed_shift(rows: Sequence[Row], shifted_rows: Sequence[Row]) -> Iterat
 
 
 def _keys(rows: Sequence[Row]) -> list[str]:
-    """Return the keys of rows: prompt and answer, since other columns may contain the row's number; for games, the content."""
+    """Return the keys of rows: prompt and answer, because other columns may contain the row's number; for games, the whole
+    content.
+    """
     keys = [f"{row['text']}\n{row['answer']}" for row in rows]
     return keys if len(set(keys)) > 0.5 * len(keys) else [row["digest"] for row in rows]
 
 
 def check_same_rows(rows: Sequence[Row], repeated_rows: Sequence[Row]) -> Iterator[Finding]:
-    """Yield a finding if a process with another PYTHONHASHSEED has different rows."""
+    """Yield a finding if a process with another PYTHONHASHSEED generates different rows."""
     changed = [(row, repeated) for row, repeated in zip(rows, repeated_rows) if row["digest"] != repeated["digest"]]
     if changed or len(rows) != len(repeated_rows):
         example = ""

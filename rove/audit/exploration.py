@@ -1,4 +1,4 @@
-"""Varied replies that the learner's model imitates before RL."""
+"""Generate varied replies, which the learner's model imitates before RL."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def exploration(subject: Subject, base: Baseline, chosen: Collection[str] = tupl
     """Return a policy that writes replies of the chosen kinds, one kind per rollout; the model learns them before RL.
 
     The kinds are right answers, guesses, replies of the other checks, scripted policies, words of the right answer in another
-    order with words of the prompt, and random words of the prompts and rows; with several turns or tools, random actions and
-    calls.
+    order mixed with words of the prompt, and random words of the prompts and rows; with several turns or tools, also random
+    actions and calls.
     """
     actions = actions_of(base, base.honest)
     replies = [*blind_replies(base.form, subject.answers, base.prompts).values()]
@@ -71,7 +71,7 @@ def _has_tools(base: Baseline) -> bool:
 
 
 def _random_words(base: Baseline, words: Sequence[str]) -> Policy:
-    """Return a policy that writes random words, half of them from its own prompt, in the form of an answer or without it."""
+    """Return a policy that writes random words, half of them from its own prompt, with or without the form of an answer."""
 
     def policy(messages: Messages, state: State, rng: random.Random) -> str:
         prompt_words = re.findall(r"\w+|[^\w\s]", last_message(messages)) or list(words)

@@ -19,7 +19,7 @@ MAX_EVIDENCE_CHARS = 2000
 
 
 MIN_OMITTED = 40
-"""Fewer characters than this are not left out, because the note about them is as long."""
+"""Minimum number of characters that are left out: the note about fewer characters would be as long as the characters."""
 
 
 CHECKS = tuple(findings_by_area()["audit"])
@@ -48,19 +48,19 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
     env_args: dict[str, object] = {}
     env_dir: str | None = None
     file: str = ""
-    """File of its `load_environment`; empty if it is unknown."""
+    """File with the environment's `load_environment`; "" if unknown."""
     line: int = 1
     num_examples: int | None = None
-    """Examples per policy."""
+    """Number of examples per policy."""
     seed: int = 0
     judge: str = ""
-    """Model that also answered as the environment's judge; empty for none."""
+    """Model that also answered as the environment's judge; "" if there was none."""
     findings: list[Finding] = []
-    """The most severe first."""
+    """The findings, the most severe first."""
     checks: list[str] = []
     """Checks that were selected."""
     skipped: dict[str, str] = {}
-    """Selected check → the reason why it was not done, or not completely."""
+    """Selected check → the reason why it was not done or was not completed."""
     rewards: dict[str, tuple[float, float, float]] = {}
     """Reply or policy → mean reward with its 95% interval.
 
@@ -111,8 +111,8 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
     def to_pandas(self) -> DataFrame:
         """Return a `pandas.DataFrame` with a row per finding, the most severe first.
 
-        Columns: severity, check, finding, rate, low, high, floor, remedy, prompt, completion (rate with its 95% interval;
-        nan without one).
+        Columns: severity, check, finding, rate, low, high, floor, remedy, prompt, completion. `low` and `high` are the limits of
+        the rate's 95% interval; nan without an interval.
 
         Raises:
             ConfigError: pandas is not installed.

@@ -34,19 +34,19 @@ MAX_CALLS = 4
 ROW_TURNS = 40
 """Maximum moves of other rows that are played one after the other."""
 PROMISING_SHARE = 0.1
-"""A blind policy that exceeds this share of the range on a few examples is tried on all of them."""
+"""A blind policy that exceeds this share of the range on a few examples is tried on all examples."""
 NEARLY_ALL = 0.8
-"""A blind policy that earns at least this share of the best policy's reward is a finding, however good the weakest policy is."""
+"""A blind policy that earns at least this share of the best policy's reward is a finding, even if the weakest policy is good."""
 TRIED_TURNS, MIN_TRIED = 240, 6
 """Number of turns for which a policy is tried in long games, and minimum number of its examples."""
 MAX_REPEATED = 8
 """Maximum number of different replies of a policy that are tried as repeated actions."""
 REPEATED_EXAMPLES = 5
-"""Examples on which repeated replies are tried."""
+"""Number of examples on which repeated replies are tried."""
 MANY_TURNS = 1.5
-"""Ratio of the turns of a policy that repeats actions for rewards to those of the policy that does the task."""
+"""Minimum ratio of the turns of a policy that repeats actions for rewards to the turns of the policy that does the task."""
 MAX_PARTS = 4
-"""Maximum number of words and numbers in an answer whose parts are looked for."""
+"""Maximum number of words and numbers in an answer for which its parts are searched."""
 LEAK_SHARE = 0.3
 """Minimum share of rollouts whose messages contain their own answer."""
 
@@ -230,7 +230,7 @@ async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[F
 
 
 async def check_repeated_actions(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding if repeating two actions of the best policy earns what the whole task earns.
+    """Yield a finding if repeating two actions of the best policy earns as much as the whole task.
 
     The usual cause is a reward for a step towards the goal that can be earned repeatedly: Ng, Harada and Russell 1999,
     "Policy invariance under reward transformations".
@@ -276,8 +276,8 @@ async def check_repeated_actions(subject: Subject, base: Baseline) -> AsyncItera
 
 
 def _repeated(policy: Policy, first: str, then: str) -> Policy:
-    """Return a policy that follows another policy until it replies `first`, then alternates `then` and `first`; if
-    `then` is "", it replies nothing from there on.
+    """Return a policy that follows `policy` until this replies `first`, and then alternates `then` and `first`; if `then` is
+    "", its replies are empty from then on.
     """
 
     async def repeated(messages: Messages, state: State, rng: random.Random) -> str | Message:

@@ -29,9 +29,9 @@ from rove.envs.environment import Environment
 LOG_NAME = "events.log"
 """Name of the worker's log in the audit's folder."""
 NASTY_EXAMPLES = 3
-"""Examples on which each strange reply is tried."""
+"""Number of examples on which each strange reply is tried."""
 REPEATED_EXAMPLES = 20
-"""Examples whose reward is measured again."""
+"""Number of examples whose reward is measured again."""
 HASH_SEED = "12345"
 """PYTHONHASHSEED of the process that repeats the measurement."""
 OTHER_PROCESS = {"PYTHONHASHSEED": HASH_SEED, "TZ": "Pacific/Auckland", "LC_ALL": "C"}
@@ -49,7 +49,7 @@ MAX_SHOWN = 4
 async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding about strange replies that break the grader.
 
-    The search ends at the first reply that ends or blocks the worker, since each such reply takes long.
+    The search ends at the first reply that ends or blocks the worker, because each such reply takes a long time.
     """
     broken: dict[str, RolloutRecord] = {}
     strange: dict[str, Policy] = {name: constant(text) for name, text in NASTY.items()}
@@ -112,7 +112,7 @@ def check_worker_failures(subject: Subject) -> Iterator[Finding]:
 
 
 def _is_broken(record: RolloutRecord) -> bool:
-    """Return whether a rollout failed; rewards that are not finite numbers are errors too."""
+    """Return whether a rollout failed; a reward that is not a finite number counts as a failure."""
     return record.error is not None and record.error.type != "OverlongPromptError"
 
 
@@ -142,7 +142,7 @@ async def check_determinism(
     base: Baseline,
     another: Callable[[dict[str, str]], Environment],
 ) -> AsyncIterator[Finding]:
-    """Yield a finding if the same replies get different rewards when they are repeated, here or in another process."""
+    """Yield a finding if the same replies get different rewards when they are repeated, in this or another process."""
     guess = other_answer(subject.answers, base.form) if subject.answers else constant(base.form("1"))
     policies: dict[str, Policy] = {"wrong answer": guess}
     if subject.answers:

@@ -1,4 +1,4 @@
-"""Record what an environment's worker does outside its process, and send requests of its judges to the audit's judge."""
+"""Record what an environment's worker does outside its own process, and redirect its requests to judges to the audit's judge."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ EVENTS = {
 OWN = ("/dev/", "/proc/", "/sys/")
 """Prefixes of paths that are not files."""
 ROVE = f"{Path(__file__).parents[1]}{os.sep}"
-"""Prefix of the programs of rove's own processes; rove itself ends these."""
+"""Prefix of the programs of rove's own processes, which rove itself ends."""
 
 
 IMPORTS_VARIABLE = "ROVE_AUDIT_IMPORTS"
-"""Environment variable that names a function, "module:name", which makes the environment's imports work."""
+"""Environment variable that names a function ("module:name") to call so that the environment's imports work."""
 
 
 def prepare_imports() -> None:
-    """Make the same imports work as in this command, such as `import verifiers`."""
+    """Make the same imports work as in the command that started the worker, such as `import verifiers`."""
     module, _, name = os.environ.get(IMPORTS_VARIABLE, "").partition(":")
     if module:
         getattr(importlib.import_module(module), name)()

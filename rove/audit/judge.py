@@ -18,7 +18,7 @@ from rove.server.listen import base_url_of, listening
 DEFENSE = re.compile(
     r"(ignore|do not (follow|obey|trust)|disregard|never (follow|obey)|not instructions|untrusted)", re.IGNORECASE
 )
-"""Phrases with which a prompt forbids the judge to follow instructions in the reply."""
+"""Pattern of phrases with which a prompt forbids the judge to follow instructions in the reply."""
 MIN_REPLY = 3
 """Minimum characters of a reply that is searched for in the judge's prompt."""
 YES = ("yes", "correct", "true", "pass", "good", "a", "10", "5", "1")
@@ -41,7 +41,7 @@ class Judge:
 
     def __init__(self) -> None:
         self.replies: Mapping[str, str] = {}
-        """Replies → the answer of their row."""
+        """Reply → the answer of its row."""
         self.calls = 0
         self.model: JudgeModel | None = None
         """Model that answers instead of the scripted judge while it is set."""

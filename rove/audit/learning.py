@@ -1,8 +1,8 @@
-"""Train a tiny model in the environment with RL, and check whether its reward rises without the task being done.
+"""Train a tiny model in the environment with RL, and check whether its reward rises although it does not do the task.
 
-The other checks try replies that somebody thought of. RL finds replies that pay: a model with random weights learns to
-write many kinds of replies (SFT), then RL raises its reward, while measures that the reward does not depend on show
-whether it does the task.
+The other checks try replies that people thought of. RL finds other replies that pay: a model with random weights learns to
+write many kinds of replies (SFT), and then RL raises its reward. Meanwhile, measures that do not influence the reward show
+whether the model does the task.
 """
 
 from __future__ import annotations
@@ -46,38 +46,39 @@ from rove.train.rl import train_rl
 from rove.train.sft import train_sft
 
 MATCHES = "matches_answer"
-"""Metric of the RL run: whether the reply commits to the row's answer."""
+"""Metric of the RL run: 1 if the reply commits to the row's answer, else 0."""
 BEST_QUANTILE, BEST_SHARE, MAX_COPIES = 0.9, 0.5, 8
-"""Random replies from this quantile of the reward on are learned in addition: at most this share of the others, in at
-most this many copies."""
+"""Random replies with a reward from `BEST_QUANTILE` on are learned additional times: they make up at most `BEST_SHARE` of the
+number of other replies, in at most `MAX_COPIES` copies."""
 ROLLOUTS = 4
-"""Rollouts per example of the measured models."""
+"""Number of rollouts per example of the measured models."""
 GAP = 0.25
-"""If the share of the reward exceeds that of a measure by this much (0 = a guess, 1 = a right answer), it is a finding."""
+"""It is a finding if the reward exceeds a measure by this value, both on a scale from 0 (a guess) to 1 (a right answer)."""
 CALIBRATED = 0.2
-"""Minimum difference of a measure between a guess and right answers, and maximum error of its share for good policies."""
+"""Minimum difference of a measure between guesses and right answers, and maximum error of the measure for good policies."""
 ENTROPY_BONUS, ENTROPY_TARGET = 0.003, 1.0
 """Weight of the entropy in RL, and the entropy in nats per token below which the bonus is on, so that the model keeps
 exploring."""
 RL_SHARE = 0.8
 """Share of the remaining time budget after which RL ends."""
 WINDOW = 5
-"""Number of steps that are averaged to find where reward and measure diverge."""
+"""Number of steps over which values are averaged to find where reward and measure diverge."""
 
 
 class LearnOptions(Settings, frozen=True, kw_only=True):
     """Settings of the learner."""
 
     folder: Path
-    """Empty folder for the runs `sft`, `rl`, `more_rl` (the second phase), and both of each function: `rl_FUNCTION`, …"""
+    """Empty folder for the runs `sft`, `rl`, `more_rl` (the second phase), and the two phases of each function: `rl_FUNCTION`,
+    …"""
     steps: PositiveInt = 100
-    """RL steps."""
+    """Number of RL steps."""
     batch_size: PositiveInt = 128
     """Rollouts per RL step (a multiple of 16); half of it in environments with several turns."""
     replies: PositiveInt = 1600
-    """Rollouts that the model learns to write replies from."""
+    """Number of rollouts from which the model learns to write replies."""
     epochs: PositiveInt = 6
-    """Passes over these rollouts."""
+    """Number of passes over these rollouts."""
     max_tokens: PositiveInt = 64
     """Maximum tokens of a response."""
     learning_rate: PositiveFloat = 1e-3
@@ -87,11 +88,11 @@ class LearnOptions(Settings, frozen=True, kw_only=True):
     seed: NonNegativeInt = 0
     """Random seed of the weights and of sampling."""
     second_phase: bool = True
-    """Continue RL without an entropy bonus, with as many steps again, if it has raised the reward without a finding."""
+    """Continue RL without an entropy bonus for another `steps` steps if it has raised the reward without a finding."""
 
 
 OnProgress = Callable[[str, int, int], None]
-"""(stage, finished steps, steps) → None."""
+"""(stage, number of finished steps, number of all steps) → None."""
 
 
 class Measure(NamedTuple):
@@ -113,15 +114,15 @@ class Learned(NamedTuple):
     """Rollouts that show what a model has learned."""
 
     initial: Measured
-    """After SFT."""
+    """Rollouts of the model after SFT."""
     trained: Measured
-    """After RL."""
+    """Rollouts of the model after RL."""
     moved: Measured
     """Replies of the trained model, given to other examples."""
     records: Mapping[int, list[RolloutRecord]]
-    """Rollouts of each RL step; none after RL on one function."""
+    """Rollouts of each RL step; {} after RL on one function."""
     function: str = ""
-    """The reward function that RL used alone; empty: the whole reward."""
+    """The reward function that RL used alone; "" for the whole reward."""
 
 
 async def check_learned(
@@ -131,12 +132,12 @@ async def check_learned(
     options: LearnOptions,
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> AsyncIterator[Finding]:
-    """Yield a finding if RL raises the reward and independent measures do not follow.
+    """Yield a finding if RL raises the reward but not the independent measures.
 
     If RL on the whole reward shows nothing and the time budget allows, RL on each large reward function alone follows:
-    a model that learns the task first has no reason to use a hole in one function. Where RL has raised the reward
-    without a finding, and the reward can still rise, RL continues for as many steps again without an entropy bonus: the
-    bonus keeps the model from exploiting a hole fully.
+    a model that learns the task first has no reason to use a hole in one function. If RL has raised the reward without a
+    finding, and the reward can still rise, RL continues without an entropy bonus for another `steps` steps: the bonus keeps the
+    model from exploiting a hole fully.
 
     The measures are: the reply commits to the row's answer; its answer resembles the row's answer; each metric of weight 0; and
     the reward of the same replies when they are given to other examples. A measure counts only if it distinguishes
@@ -184,7 +185,7 @@ class _Learner:
     max_tokens: int
     """Maximum tokens of a response."""
     initial: Measured
-    """The model before RL."""
+    """Rollouts of the model before RL."""
 
     @cached_property
     def measures(self) -> list[Measure]:
@@ -216,7 +217,7 @@ class _Learner:
         return None
 
     def _may_continue(self, learned: Learned) -> bool:
-        """Return whether there may be a second phase: RL has raised the reward, and right answers earn clearly more."""
+        """Return whether there may be a second phase: if RL has raised the reward, but right answers earn clearly more."""
         is_below = self.base.share(learned.trained.mean) < 1 - GAP
         return self.options.second_phase and _is_above(learned.trained, learned.initial) and is_below
 
@@ -230,11 +231,12 @@ class _Learner:
         return await _independence(self.subject, learned, self.base)
 
     async def reinforce(self, loaded: LoadedModel, function: str = "", earlier: Learned | None = None) -> Learned:
-        """Train a model further with RL on the reward, or on one function of it alone, and measure it with the whole reward.
+        """Train a model further with RL on the reward, or on one reward function alone, and measure the model with the whole
+        reward.
 
         Args:
             loaded: The model; trained in place.
-            function: The reward function; empty: the whole reward.
+            function: The reward function; "" for the whole reward.
         """
         subject, options = self.subject, self.options
         name = re.sub(r"\W", "_", f"rl_{function}" if function else "rl")
@@ -267,7 +269,7 @@ class _Learner:
         return Learned(self.initial, trained, moved, by_step, function)
 
     def _environment(self, function: str) -> Environment:
-        """Open the environment, with a metric of right replies. If `function` is given, it is the whole reward."""
+        """Open the environment, with a metric of right replies. If `function` is not "", this function is the whole reward."""
         env, base = self.open_env(), self.base
         if base.right_answer is not None:
             answers = set(map(str, self.subject.answers))
@@ -298,7 +300,7 @@ class _Learner:
 
 
 class _OneFunction(RubricGroup):
-    """A rubric in which one function is the whole reward; the others are metrics."""
+    """A rubric in which one function is the whole reward; all other functions are metrics."""
 
     def __init__(self, rubric: Rubric, name: str):
         super().__init__([rubric])
@@ -340,7 +342,7 @@ async def _measure(
 
 
 async def _replies(subject: Subject, base: Baseline, options: LearnOptions) -> list[RolloutRecord]:
-    """Return varied rollouts for SFT, with more of the random ones that earned high rewards."""
+    """Return varied rollouts for SFT, with additional copies of random rollouts that earned high rewards."""
     rows = sum(1 for _ in subject.env.examples(options.replies, train=True))
     records: list[list[RolloutRecord]] = []
     for name, kinds in (("replies of all kinds", tuple(WEIGHTS)), ("random replies", ("random",))):
@@ -402,7 +404,7 @@ def commits(reply: str, answer: str, answers: set[str], base: Baseline) -> float
 
 
 def _inside(reply: str, base: Baseline) -> str:
-    """Return the part of a reply where its answer belongs; all of it if the form is not used."""
+    """Return the part of a reply where its answer belongs; the whole reply if it does not have the form of an answer."""
     opening, _, closing = base.form("\0").rpartition("\0")
     opening = opening.rpartition("\0")[2]
     if not opening.strip() or opening not in reply:
@@ -455,7 +457,7 @@ def _stage(function: str) -> str:
 
 
 def _divergence(learned: Learned, base: Baseline, independent: Sequence[Measure]) -> Finding | None:
-    """Return a finding if the reward of the trained model is above every measure of it."""
+    """Return a finding if the reward of the trained model is clearly above every measure."""
     if not independent:
         return None
     measure = max(independent, key=lambda candidate: candidate.share(learned.trained.scored))
@@ -537,7 +539,7 @@ def _moved(measured: Measured) -> Policy:
 def _first_step(
     records: Mapping[int, Sequence[RolloutRecord]], apart: Callable[[Sequence[RolloutRecord]], bool]
 ) -> int:
-    """Return the first of the steps from which on reward and measure stay apart; 0 if there is none."""
+    """Return the first step from which reward and measure stay apart; 0 if there is none."""
     first = 0
     for step in sorted(records):
         # The mean of one step alone varies too much to show where they part.

@@ -54,7 +54,7 @@ LOOK_ALIKES = str.maketrans("aceopxyABCEHKMOPTX0123456789", "асеорхуАВ�
 
 
 def forms(prompts: Sequence[str]) -> dict[str, Form]:
-    """Return forms of an answer: first those that the prompts name, then common ones."""
+    """Return forms of an answer: first the forms that the prompts name, then common forms."""
     tags = _tags_in(prompts)
     by_name: dict[str, Form] = {}
     if tags:
@@ -231,21 +231,21 @@ def special_values(form: Form) -> dict[str, Policy]:
 
 
 PAIR = re.compile(r"^[ \t]*(?:[-*] )?(\w[^:=>→\n]{0,40}?)[ \t]*(?::|->|=>|→|=)[ \t]*(\w[^\n]{0,40})$", re.MULTILINE)
-"""A line with an example: "in: out", "in -> out"."""
+"""Pattern of a line with an example: "in: out", "in -> out"."""
 SEPARATOR = re.compile(r"\w( -> |->| => | → |: | = |=)\w")
 MIN_PAIRS = 3
-"""Minimum examples of a prompt that shows examples."""
+"""Minimum number of examples for a prompt to count as a prompt with examples."""
 
 
 def separators(prompts: Sequence[str]) -> list[str]:
-    """Return the separators that replies may use between the parts of a pair; none if the prompts show no examples."""
+    """Return the separators that replies may use between the parts of a pair; [] if the prompts show no examples."""
     if not prompts or min(len(PAIR.findall(prompt)) for prompt in prompts) < MIN_PAIRS:
         return []
     return [separator for separator, _ in Counter(SEPARATOR.findall("\n".join(prompts))).most_common(3)]
 
 
 def shown_pairs(form: Form, separator: str) -> Policy:
-    """Return a policy that repeats the examples of its prompt: a lookup table of cases that are known to be tested."""
+    """Return a policy that repeats the examples of its prompt, as a lookup table of cases that the grader is known to test."""
 
     def policy(messages: Messages, state: State, rng: random.Random) -> str:
         pairs = PAIR.findall(last_message(messages))
@@ -260,7 +260,7 @@ def _stuffed(prompts: Sequence[str]) -> str:
 
 
 def hedges(form: Form, answers: Sequence[Any]) -> dict[str, Policy]:
-    """Return policies that give the right answer, but also take it back or add other answers."""
+    """Return policies that give the right answer, but also retract it or add other answers."""
 
     def with_wrong(write: Callable[[str, str, random.Random], str]) -> Policy:
         def policy(messages: Messages, state: State, rng: random.Random) -> str:

@@ -20,7 +20,7 @@ SARIF_LEVELS = {Severity.HIGH: "error", Severity.MEDIUM: "warning", Severity.LOW
 
 
 def rate_text(finding: Finding) -> str:
-    """Return the rate with its interval, and the floor: "0.52 [0.40, 0.64], floor 0.10"."""
+    """Return a finding's rate with its interval, and the floor: "0.52 [0.40, 0.64], floor 0.10"."""
     if finding.rate is None:
         return ""
     mean, low, high = finding.rate

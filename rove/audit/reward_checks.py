@@ -1,4 +1,6 @@
-"""Checks of rewards: whether replies that do not do the task earn rewards, and whether replies that do it earn them."""
+"""Checks of rewards: whether replies that do not do the task earn rewards, and whether replies that do the task earn the full
+reward.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ ANY_REPLY = ("format with a dot", "nonsense in the format", "unsure", "very long
 HEDGE_SHARE = 0.8
 """A hedge counts as paid if it earns at least this share of the range of rewards; partial credit pays less."""
 FREQUENT_SHARE = 0.4
-"""An answer that more than this share of the rows have in common is a finding."""
+"""It is a finding if more than this share of the rows have the same answer."""
 CONSTANT_SHARE = 0.9
 """If more than this share of the rows have the same answer, a constant reply does the task."""
 MIN_BALANCED = 20
@@ -265,7 +267,7 @@ async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Findi
 
 
 async def check_own_answer(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding if some rows' own answers earn less than those of other rows."""
+    """Yield a finding if the own answers of some rows earn less than the own answers of other rows."""
     assert base.right_answer is not None
     rewards = base.right_answer.rewards
     most = max(rewards)
@@ -287,7 +289,7 @@ async def check_own_answer(subject: Subject, base: Baseline) -> AsyncIterator[Fi
 
 
 def _are_low(rewards: Sequence[float], most: float, base: Baseline) -> bool:
-    """Return whether the missing reward is a considerable part of the range."""
+    """Return whether the missing reward is a considerable part of the range of rewards."""
     lost = statistics.fmean(most - reward for reward in rewards if reward < most - 1e-6)
     return lost > 0.1 * max(most - base.floor.mean, 1e-9)
 
@@ -340,7 +342,7 @@ def _corrupted(kind: str, base: Baseline) -> Policy:
 
 
 def _with_kind(measured: Measured, kind: str) -> Measured:
-    """Keep the rollouts whose answer can have this error."""
+    """Return the measurement with only the rollouts whose answer can have the error `kind`."""
     records = [record for record in measured.records if kind in corruptions(str(record.answer), random.Random(0))]
     return Measured(measured.name, records)
 
@@ -373,7 +375,7 @@ async def check_length(subject: Subject, base: Baseline) -> AsyncIterator[Findin
 
 
 def _padded(words: int, is_right: bool, answers: Sequence[object], base: Baseline) -> Policy:
-    """Return a policy that writes filler before the answer, inside the tags for reasoning if the form has any."""
+    """Return a policy that writes filler words before the answer, inside the reasoning tags if the form has such tags."""
 
     def policy(messages: Messages, state: State, rng: random.Random) -> str:
         filler = " ".join(rng.choices(FILLER, k=words))

@@ -20,7 +20,7 @@ from rove.rubrics.parser import Parser
 AS_LISTS = ": tuples become lists"
 """Suffix of a column in which JSON changes nothing else."""
 MAX_ROWS = 2000
-"""Maximum rows of each dataset that are compared."""
+"""Maximum number of rows of each dataset that are compared."""
 
 
 def facts(env: str, env_dir: str | None, env_args: Arguments) -> JsonObject:
@@ -74,7 +74,7 @@ def _with_lists(value: object) -> object:
 
 
 def _row(row: JsonObject) -> JsonObject:
-    """Return a row's prompt and answer as texts, the digest of its content, and which of its columns JSON changes."""
+    """Return a row's prompt and answer as texts, the digest of its content, and the names of columns that JSON changes."""
     prompt = row["prompt"]
     parts = [prompt] if isinstance(prompt, str) else [text_of(m) for m in prompt if m["role"] != "system"]
     content = {key: value for key, value in row.items() if key not in ("example_id", "task", "prompt")}

@@ -1,4 +1,4 @@
-"""A small search over replies that never see the answer, with confirmation on other rows."""
+"""A small search for replies that earn rewards without knowing the answer, with confirmation on other rows."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LONG_ROUNDS = ((24, 4), (6, 10), (2, 30))
 """The rounds in games of more than `LONG_GAME` turns, whose rollouts take as long as those of several short games."""
 LONG_GAME = 10
 MUTATED_SHARE = 0.5
-"""Share of the candidates of a later round that are mutations of the best ones."""
+"""Share of the candidates of a later round that are mutations of the best candidates."""
 Candidate = tuple[str, tuple[str, ...]]
-"""(name of a form, parts): the parts of a reply, or the actions of successive turns."""
+"""Pair of the name of a form and its parts: the parts of a reply, or the actions of successive turns."""
 
 
 async def search(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterator[Finding]:

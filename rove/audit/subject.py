@@ -28,18 +28,18 @@ from rove.statistics import mean_estimate
 
 Policy = Callable[[Messages, State, Any], Any]
 MAX_TURNS = 40
-"""Maximum turns of a rollout."""
+"""Maximum number of turns in a rollout."""
 FEW_TURNS = 3
-"""Maximum turns where a reply is tried for an effect that the first turns show."""
+"""Maximum number of turns where a reply is tried for an effect that the first turns show."""
 TRIED_EXAMPLES = 20
-"""Examples on which many policies are tried before the promising ones run on all examples."""
+"""Number of examples on which many policies are tried before the promising policies run on all examples."""
 MAX_RECORDED_CHARS = 1000
 """Maximum length of a recorded reply."""
 OUT_OF_TIME = "the time budget is used up"
 ROLLOUT_SECONDS = 60.0
 """Time limit of a rollout."""
 MIN_FAILED_POLICIES = 2
-"""The audit ends after this many policies whose rollouts all end or block their worker."""
+"""The audit ends after this many policies of which every rollout ends or blocks its worker."""
 SEARCHED = "search: "
 """Prefix of the names of policies that a search tries."""
 
@@ -119,11 +119,11 @@ class OutOfTime(Error):
 
 
 class RolloutsFail(Error):
-    """Every rollout fails."""
+    """Every rollout failed."""
 
 
 class Subject:
-    """An environment under audit; counts the rollouts."""
+    """An environment under audit. This object counts the rollouts."""
 
     def __init__(self, env: Environment, count: int, deadline: float, file: Path | None = None):
         self.env = env
@@ -135,9 +135,9 @@ class Subject:
         self.records: list[RolloutRecord] = []
         """All rollouts."""
         self.replies: dict[str, str] = {}
-        """Short replies of policies → the answer of their row, by which a scripted judge decides whether they are right."""
+        """Short reply of a policy → the answer of its row, with which the scripted judge decides whether the reply is right."""
         self.measured: dict[str, Measured] = {}
-        """Last measurement of each policy by name, except policies of a search."""
+        """Last measurement of each policy by the policy's name, without policies of a search."""
         self.worker_failures: list[tuple[str, RolloutRecord]] = []
         """Rollouts that ended or blocked their worker, each with the name of its policy."""
 
@@ -153,7 +153,7 @@ class Subject:
 
     @property
     def remaining(self) -> float:
-        """Seconds left of the time budget."""
+        """Seconds that remain in the time budget."""
         remaining = self.deadline - time.monotonic()
         if remaining <= 0:
             raise OutOfTime(OUT_OF_TIME)
@@ -254,7 +254,9 @@ class Subject:
 async def measure_promising(
     subject: Subject, policies: Mapping[str, Policy], above: float, tried: int = TRIED_EXAMPLES
 ) -> list[Measured]:
-    """Run several policies on `tried` examples, and those that earn more than `above` on all examples; return the latter."""
+    """Run several policies on `tried` examples, then those that earn more than `above` on all examples; return the second
+    results.
+    """
     first = [await subject.measure(name, policy, tried) for name, policy in policies.items()]
     promising = [measured.name for measured in first if measured.mean > above]
     return [await subject.measure(name, policies[name]) for name in promising]

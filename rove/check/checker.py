@@ -49,7 +49,7 @@ NETWORK = re.compile(
 )
 FILE = re.compile(r"No such file or directory: '([^']+)'|FileNotFoundError: ([^\n]+)")
 DATA = re.compile(r"DatasetNotFoundError|doesn't exist on the Hub")
-"""Patterns of errors about missing files and datasets."""
+"""Pattern of errors about missing files and datasets."""
 WHEEL = re.compile(r"^\S+\.whl cannot")
 MACHINE_PATH = re.compile(r"(?:/[^\s/'\"]+)+/(?:site-packages|rove-alone-\w+|lib/python[\d.]+)/(?:site-packages/)?")
 FIND_MODULES = (
@@ -68,9 +68,9 @@ class Report(msgspec.Struct):
     generation: str = ""
     """The API generation: "G0" to "G3", "verifiers v1", "rove" or "neither"."""
     names: dict[str, list[str]] = {}
-    """API → its names that the package uses."""
+    """API → those of its names that the package uses."""
     lacking: dict[str, str] = {}
-    """Names of verifiers that rove does not provide → explanation."""
+    """Names of the verifiers API that rove does not provide → explanation."""
     deviations: list[Finding] = []
     keys: dict[str, str] = {}
     """Environment variables that the package reads → "set", "not set" or "not set, optional"."""
@@ -80,7 +80,7 @@ class Report(msgspec.Struct):
     """Extras of the package, which may provide missing modules."""
     rollouts: RolloutResults = msgspec.field(name="played", default_factory=RolloutResults)
     placeholders: list[str] = []
-    """Unset keys that had a placeholder value during the rollouts."""
+    """Unset environment variables that had a placeholder value during the rollouts."""
 
     @property
     def verdict(self) -> str:
@@ -104,8 +104,8 @@ def check(
 ) -> Report:
     """Check a package: its API, its requirements, and scripted rollouts.
 
-    Never raises because of the package. The package sees this process's environment variables, including API keys, so its
-    requests to endpoints may cost money.
+    A fault of the package never raises an exception. The package sees this process's environment variables, including API keys,
+    so its requests to endpoints may cost money.
     """
     report = Report(package.name)
     with tempfile.TemporaryDirectory(prefix="rove-check-") as name:
@@ -174,7 +174,7 @@ def _check(
 
 
 def _record_reading(report: Report, reading: Reading, needs: Sequence[str]) -> None:
-    """Add names, generation, deviations and keys to the report; `needs` are the package's requirements."""
+    """Add names, generation, deviations and keys from the code to the report; `needs` are the package's requirements."""
     report.names = {api: sorted(names) for api, names in reading.names.items() if names}
     report.generation = generation(reading.features, newest_allowed(needs))
     if "verifiers" in report.names and report.generation != V1:
@@ -250,7 +250,7 @@ def _judge_module(report: Report, name: str) -> None:
 
 
 def _missing_resource(error: str) -> str:
-    """Return "data" or "the network" if an error is about them; "" otherwise, and for failed installations."""
+    """Return "data" or "the network" if an error is about one of the two; "" for other errors and for failed installations."""
     if "cannot be installed" in error or "cannot be built" in error:
         return ""
     if FILE.search(error) or DATA.search(error):
@@ -268,7 +268,7 @@ def _unset_keys(report: Report, error: str) -> list[str]:
 
 
 def _one_line(error: str) -> str:
-    """Return an error in one line: its first line, plus the installer's reason if that line ends in a colon."""
+    """Return an error as one line: its first line, plus the installer's reason if the first line ends in a colon."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     text = lines[0]
     if text.endswith(":"):
@@ -287,7 +287,7 @@ def _without_paths(folders: Sequence[str], error: str) -> str:
 
 
 def _requirements(package: Package) -> list[str]:
-    """Return a package's declared requirements; none for a source distribution, whose wheel is read later."""
+    """Return a package's declared requirements; [] for a source distribution, because its wheel is read later."""
     if package.kind == "wheel":
         return _metadata(package.path).get_all("Requires-Dist", [])
     if package.kind == "sdist":
@@ -306,7 +306,7 @@ def _metadata(wheel: Path) -> Message:
 
 
 def _missing(python: str | None, reading: Reading) -> list[str]:
-    """Return imported modules that are not installed, except optional imports."""
+    """Return the imported modules that are not installed, without those whose import is optional."""
     required = sorted(name for name, is_required in reading.imports.items() if is_required)
     if not required:
         return []

@@ -24,7 +24,7 @@ UNBUILT_FILES = (".*", "__pycache__", "build", "dist", "node_modules", "outputs"
 SKIPPED_FOLDERS = {"tests", "test", "docs", "build", "dist", "node_modules", "venv", "__pycache__"}
 """Folders of a project that do not belong to the package."""
 MAX_FILE_BYTES, MAX_FILES = 1_000_000, 2_000
-"""Limits of what is read: bytes per file, and number of files."""
+"""Limits for reading a package: maximum bytes per file, and maximum number of files."""
 
 
 class Package(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ def as_json(reports: Sequence[Report]) -> dict[str, Any]:
 
 
 def as_markdown(reports: Sequence[Report]) -> str:
-    """Return the Markdown page: one row per package, the deviations, and how often each name is used."""
+    """Return the Markdown page: one row per package, the deviations, and the number of packages that use each name."""
     counts = Counter(report.status for report in reports)
     summary = ", ".join(f"{status} ({counts[status]})" for status in STATUSES if counts[status])
     # The same deviation has one number in the rows of all packages; the table below the rows explains it once.
@@ -65,7 +65,7 @@ def _names_section(api: str, reports: Sequence[Report]) -> list[str]:
 
 
 def report_notes(report: Report) -> list[str]:
-    """Return notes on a package that its verdict does not contain."""
+    """Return notes on a package, in addition to its verdict."""
     notes: list[str] = []
     for failure in report.rollouts.failures:
         notes.append(f"{failure.times} × {failure.phase}: {failure.type}: {failure.message}")

@@ -93,13 +93,13 @@ class CheckLimits(Settings, frozen=True, kw_only=True):
     """Limits of a check."""
 
     num_examples: PositiveInt = 2
-    """Examples to play."""
+    """Number of examples for which each scripted policy runs a rollout."""
     max_turns: PositiveInt = 30
     """Maximum turns per rollout."""
     install_seconds: Seconds = 900.0
     """Time limit for installing the package with its dependencies."""
     start_seconds: Seconds = 120.0
-    """Time limit for loading the environment, and again for its dataset."""
+    """Time limit for loading the environment, and the same limit again for loading its dataset."""
     hang_seconds: Seconds = 30.0
     """Kill the environment when it is unresponsive for this many seconds."""
     play_seconds: Seconds = 300.0
@@ -128,13 +128,13 @@ class RolloutResults(msgspec.Struct):
     metrics: list[str] = []
     """Names of reward functions and metrics."""
     failures: list[Failure] = []
-    """Most frequent first."""
+    """Errors of failed rollouts, the most frequent first."""
     swallowed: list[str] = []
-    """Exceptions of reward functions that were counted as reward 0."""
+    """Exceptions in reward functions; such a reward was counted as 0."""
     broken: dict[str, str] = {}
     """Reward function → its error, for functions that raised in every rollout."""
     unloaded: str = ""
-    """Error of loading the environment or its dataset; "" if it loaded."""
+    """Error raised while the environment or its dataset was loaded; "" if both were loaded."""
 
 
 def run_rollouts(

@@ -1,6 +1,6 @@
 """Rules that derive a package's API generation, and the rows of docs/compat.md that apply to it, from what its code uses.
 
-Each rule holds the two cells of a row in docs/compat.md and the features (see `source_reader`) that make the row apply.
+Each rule holds the two cells of a row in docs/compat.md and the features of the code (see `source_reader`) to which it applies.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ BEFORE = {G0: Version("0.1.3"), G1: Version("0.1.8"), G2: Version("0.1.11")}
 
 
 class Rule(NamedTuple):
-    """A row of docs/compat.md and the features that make it apply; any one of them suffices."""
+    """A row of docs/compat.md, and the features of the code to which it applies; one of them suffices."""
 
     difference: str
-    """The first cell, "what"."""
+    """Text of the row's first cell, in the column "what"."""
     behavior: str
-    """The cell "here", or "today" for older packages."""
+    """Text of the row's second cell, in the column "here" (for older packages: "today")."""
     features: tuple[str, ...]
     until: str = ""
     """Last generation that supports this usage; "" if it is still supported."""
@@ -221,7 +221,7 @@ GONE = {
     "name:SmolaToolRubric": G0,
     "name:VLLMClient": G0,
 }
-"""Names of the first releases without a rule → the last generation that had them."""
+"""Names of the first releases that no rule mentions → the last generation that had them."""
 
 
 def generation(names: Collection[str], newest: Version = RELEASES[-1]) -> str:

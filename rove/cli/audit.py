@@ -129,7 +129,9 @@ def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, 
 @click.option(
     "--seed", type=setting_range(AuditOptions, "seed"), default=0, show_default=True, help="Random seed of the audit."
 )
-@click.option("-o", "--output", multiple=True, help="Write FILE.md, .json, .sarif or .xml (JUnit); repeatable.")
+@click.option(
+    "-o", "--output", multiple=True, help="Write the report to a file: .md, .json, .sarif or .xml (JUnit); repeatable."
+)
 @click.option(
     "--fail-on",
     type=click.Choice(LEVELS),
@@ -146,14 +148,12 @@ def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, 
     metavar="MODEL",
     help="Also use MODEL as the environment's judge, and try to inject instructions into it.",
 )
-@click.option(
-    "--run-dir", type=click.Path(), help="Folder for the learner's runs.  [default: one in runs/ for ENV and the seed]"
-)
+@click.option("--run-dir", type=click.Path(), help="Folder for the learner's runs.  [default: runs/ENV--audit--hash]")
 @click.option(
     "--compare",
     nargs=2,
     metavar="OLD NEW",
-    help="Compare two versions: names, paths, or reports that -o FILE.json wrote.",
+    help="Compare two versions of an environment: names, paths, or reports written by -o FILE.json.",
 )
 @click.option("--list", "list_", is_flag=True, help="List the checks, and audit nothing.")
 @json_option
@@ -181,7 +181,7 @@ def command(
     """Audit ENV: try replies and policies that do not do the task, and report each one that earns a reward, with evidence.
 
     ENV is a name or a path. The environment runs in a separate process, which sees the environment variables, including API keys.
-    Exit status 1: a finding with the severity of --fail-on or more.
+    The exit status is 1 if a finding has at least the severity of --fail-on.
     """
     console = console_for(as_json)
     if list_:

@@ -1,4 +1,4 @@
-"""`rove audit --compare`: two versions of an environment, or two reports."""
+"""`rove audit --compare`: compare the audits of two versions of an environment."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _json(comparison: Comparison) -> bytes:
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the findings by how they changed, and the rewards of honest policies."""
+    """Print the findings, grouped by how they changed, and the rewards of honest policies."""
     width = min(WIDTH, console.width)
     title = f"audit: {comparison.old} → {comparison.new}"
     if comparison.changes:

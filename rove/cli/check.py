@@ -27,7 +27,7 @@ STYLES = {"runs unchanged": "green", "runs with deviations": "green", "needs": "
 
 
 def write(reports: Sequence[Report], outputs: tuple[str, ...]) -> None:
-    """Write the matrix so far into every file."""
+    """Write the compatibility matrix of these reports to every output file."""
     for output in outputs:
         if Path(output).suffix == ".md":
             content = as_markdown(reports).encode()
@@ -37,7 +37,7 @@ def write(reports: Sequence[Report], outputs: tuple[str, ...]) -> None:
 
 
 def print_report(report: Report, console: Console) -> None:
-    """Print one package in a few lines."""
+    """Print the report of a package in a few lines."""
     style = STYLES[report.status]
     console.print(styled((report.package, "bold"), "  ", (report.verdict, style)), soft_wrap=True)
     lines = {"written for": report.generation}
@@ -108,7 +108,7 @@ def command(
 
     PACKAGE is a project folder, a wheel, a source distribution, a module, the name of an installed or example environment, or a
     folder of packages. Each is installed into its own virtual environment and runs scripted rollouts in a separate process,
-    which sees the environment variables, including API keys. Exit status 1: a package does not run.
+    which sees the environment variables, including API keys. The exit status is 1 if a package does not run.
     """
     console = console_for(as_json_)
     args, limited = json_object(env_args, "-a") or {}, CheckLimits(num_examples=num_examples)

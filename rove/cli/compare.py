@@ -83,7 +83,10 @@ def next_steps(comparison: Comparison, kinds: set[str], runs: tuple[str, str]) -
 @click.argument("run_a")
 @click.argument("run_b")
 @click.option(
-    "--value", default="reward", show_default=True, help="Value to compare: reward, a reward function or a metric."
+    "--value",
+    default="reward",
+    show_default=True,
+    help="Value to compare: reward, or the name of a reward function or metric.",
 )
 @json_option
 @click.option(ANY_FLAG, "any_environment", is_flag=True, help="Also compare runs of different environments or data.")
@@ -91,9 +94,9 @@ def next_steps(comparison: Comparison, kinds: set[str], runs: tuple[str, str]) -
 def command(run_a: str, run_b: str, value: str, any_environment: bool, as_json: bool, as_markdown: bool) -> None:
     """Compare two run folders, RUN_A and RUN_B, example by example.
 
-    Only examples that both runs scored are compared; the interval is that of the difference. If a rollout was repeated, the
-    last attempt counts. Failed rollouts are excluded. Runs of different environments are refused, and so are runs without common
-    examples whose environments have different versions, arguments or data.
+    Only examples that both runs scored are compared; the interval is the confidence interval of the difference. If a rollout
+    was repeated, the last attempt counts. Failed rollouts are excluded. Runs of different environments are refused, and so are
+    runs without common examples whose environments have different versions, arguments or data.
     """
     if as_json and as_markdown:
         raise ConfigError("--json and --markdown exclude each other; choose one")

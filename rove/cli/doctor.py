@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 TIMEOUT_S, MAX_RETRIES = 600.0, 1
 """Timeout and retries of a request to an endpoint; the timeout is long because slow servers are not broken."""
 GROUPS = 8
-"""Groups that are sampled by default."""
+"""Default number of groups to sample."""
 
 
 def endpoint_clients(
@@ -213,7 +213,7 @@ def command(
     """Check an endpoint (-m MODEL -b URL), a model folder (-m FOLDER), or the settings of `rove rl` before it runs.
 
     For a training run, give the arguments of `rove rl`: rove doctor rl.toml, or rove doctor ENV -m FOLDER --steps 200. A few
-    groups are sampled and one micro-batch is computed; nothing is changed. Exit status 1: a check failed.
+    groups are sampled and one micro-batch is computed; nothing is changed. The exit status is 1 if a check fails.
     """
     console = console_for(as_json)
     reporter = ConsoleReporter(console)

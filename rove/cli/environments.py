@@ -31,7 +31,7 @@ hub_option = click.option(
     "--hub",
     expose_value=False,
     callback=_store_hub,
-    help="URL or folder of the hub that has OWNER/NAME.  [default: $ROVE_HUB, else that of rove hub login]",
+    help="URL or folder of the hub that has OWNER/NAME.  [default: $ROVE_HUB, else the hub of rove hub login]",
 )
 """Option of commands that load environments."""
 

@@ -63,7 +63,9 @@ def print_summary(config: EvalConfig, summary: JsonObject, run: Run | None, cons
     next_steps = []
     if run is not None:
         next_steps.append(f"look at the rollouts: rove view {run.path}")
-        if summary["failed"] or summary.get("not_run", 0) != 0:
+        # A ConfigError is the same in every repetition.
+        config_errors = sum(count for label, count in summary["errors"].items() if label.endswith(": ConfigError"))
+        if summary["failed"] > config_errors or summary.get("not_run", 0) != 0:
             next_steps.append("repeat the command to run what is missing or failed")
     words = ["-m", config.model, *(["-b", config.base_url] if config.base_url else [])]
     words += ["-k", config.api_key_var] if config.api_key_var != API_KEY_VAR else []
@@ -129,7 +131,7 @@ def _resume_words(folder: str) -> list[str]:
 @click.option(
     "--judge-model", help="Model for --scorer judge: a name in endpoints.toml, or a model at OPENAI_BASE_URL."
 )
-@click.option("-S", "--sampling-args", help="Further sampling parameters under OpenAI's names, as a JSON object.")
+@click.option("-S", "--sampling-args", help="Additional sampling parameters with OpenAI's names, as a JSON object.")
 @base_url_option
 @endpoints_option
 @api_key_var_option
@@ -241,9 +243,9 @@ def print_rescored(summary: JsonObject, env: Environment, source: Run, into: Pat
     )
 )
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("-a", "--env-args", help="Environment arguments as a JSON object; they override those of RUN.")
+@click.option("-a", "--env-args", help="Environment arguments as a JSON object; they override the arguments of RUN.")
 @click.option("--into", "--run-dir", "into", help="New run folder.  [default: runs/ENV--MODEL--rescored--hash]")
-@click.option("--env-dir", help="Folder of the environment.  [default: as for RUN]")
+@click.option("--env-dir", help="Folder of the environment.  [default: the folder that RUN used]")
 @click.option(
     "-c",
     "--max-concurrent",
@@ -271,8 +273,8 @@ def rescore_command(
 ) -> None:
     """Score the rollouts of RUN again with the environment's current rubric, without querying the model.
 
-    Each rollout is replayed with its recorded responses, so that the rubric sees the complete state. A rollout fails instead of
-    being scored if the environment now shows the model something else. Repeat the command to continue a stopped run.
+    Each rollout is replayed with its recorded responses, so that the rubric sees the complete state. If the environment now
+    sends the model different messages, the rollout fails instead of being scored. Repeat the command to continue a stopped run.
     """
     console = console_for(as_json)
     source = Run(run)

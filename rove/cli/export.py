@@ -16,7 +16,7 @@ from rove.runs.run import OWNED, Run
 
 
 def form_of(to: str | None, output: Path | None, upload: bool) -> str:
-    """Return the form to write: `to`, else the form that the file's suffix means, else jsonl."""
+    """Return the file format: `to`, else the format of the file's suffix, else jsonl."""
     by_name = {kind.suffix: form for form, kind in FORMATS.items() if kind.suffix}
     suffix = output.suffix if output else ""
     if to is None and not upload and suffix and suffix not in by_name:
@@ -66,12 +66,14 @@ def print_rows(console: Console, run: Path, target: Path, form: str, count: int,
     "--tag",
     "tags",
     multiple=True,
-    help="Export only rollouts with one of these tags (see rove view --annotate); repeatable.",
+    help="Export only rollouts with at least one of these tags (see rove view --annotate); repeatable.",
 )
 @click.option("--not-tag", "not_tags", multiple=True, help="Leave out rollouts with this tag; repeatable.")
-@click.option("--to", type=click.Choice(list(FORMATS)), help="File format.  [default: jsonl, or the suffix of -o]")
+@click.option("--to", type=click.Choice(list(FORMATS)), help="File format.  [default: the suffix of -o, else jsonl]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File or folder to write.  [default: RUN/data…]")
-@click.option("--push", "upload", metavar="OWNER/NAME", help="Also upload to the Hugging Face Hub; private if new.")
+@click.option(
+    "--push", "upload", metavar="OWNER/NAME", help="Also upload to the Hugging Face Hub; a new dataset is private."
+)
 @json_option
 def command(
     run: Path,

@@ -24,7 +24,7 @@ STAGES = {"sft": "before RL", "rl": "after RL"}
 LEARN: JsonObject = {"steps": 60, "max_tokens": 64, "learning_rate": 5e-4, "second_phase": False}
 """Settings of the learner. The table compares the models before and after the first phase of RL."""
 EVALUATION: JsonObject = {"num_examples": 56, "rollouts_per_example": 8, "temperature": 1.0}
-"""Held-out sums of each evaluation."""
+"""Settings of each evaluation, which uses held-out sums."""
 
 
 def run_hacking(folder: Path, seed: int, console: Console, device: str = "auto") -> JsonObject:

@@ -141,7 +141,7 @@ def token(
     data: Path,
     as_json: bool,
 ) -> None:
-    """Create an API token for OWNER, and OWNER if necessary. The token is shown once; the hub stores only its hash."""
+    """Create an API token for OWNER; create OWNER if necessary. The token is shown once; the hub stores only its hash."""
     from rove.hub.server import tokens
 
     console = console_for(as_json)
@@ -201,7 +201,7 @@ def _list_tokens(stored: list[Any], as_json: bool) -> None:
 @click.option(
     "--fallback",
     metavar="URL",
-    help="Package index for projects that an owner does not have, such as https://index.example/simple/.  [default: none]",
+    help="Package index, such as https://index.example/simple/, for projects that an owner does not have.  [default: none]",
 )
 @click.option(
     "--allow-shadow",
@@ -287,7 +287,7 @@ def _data(data: Path) -> str:
     "login", epilog=examples("rove hub login http://localhost:8900", "rove hub login shared/hub --no-token")
 )
 @click.argument("hub", required=False, metavar="[URL_OR_FOLDER]")
-@click.option("--token", help="The API token.  [default: prompt, or read from a pipe]")
+@click.option("--token", help="The API token.  [default: ask for it, or read it from a pipe]")
 @click.option("--no-token", is_flag=True, help="Store only the address; reading public environments needs no token.")
 def login(hub: str | None, token: str | None, no_token: bool) -> None:
     """Store the address of a hub and your token for it in a file that only you can read.
@@ -355,7 +355,7 @@ def key(as_json: bool) -> None:
     epilog=examples("rove hub yank me/my-task@1.0.0 --reason 'wrong answers'", "rove hub yank me/my-task@1.0.0 --undo"),
 )
 @click.argument("version", metavar="OWNER/NAME@VERSION")
-@click.option("--reason", help="Why the version should not be used; shown beside the version.")
+@click.option("--reason", help="Reason not to use the version; shown beside the version.")
 @click.option("--undo", is_flag=True, help="Undo a yank.")
 @hub_option
 def yank(version: str, reason: str | None, undo: bool, hub: str | None) -> None:
@@ -378,7 +378,7 @@ def yank(version: str, reason: str | None, undo: bool, hub: str | None) -> None:
 @click.argument("to", type=click.Choice(["public", "private"]))
 @hub_option
 def visibility(environment: str, to: str, hub: str | None) -> None:
-    """Make an environment public, or private: visible only with a token for it. Needs a token with the scope admin."""
+    """Make an environment public, or private (visible only with a token for it). You need a token with the scope admin."""
     reference = parse_reference(environment)
     if reference.version is not None:
         raise ConfigError(f"{reference} is one version; visibility applies to all versions: name OWNER/NAME")

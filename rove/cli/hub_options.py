@@ -18,7 +18,9 @@ from rove.utils.terminal_text import inert
 
 T = TypeVar("T")
 
-hub_option = click.option("--hub", help="URL or folder of the hub.  [default: $ROVE_HUB, else that of rove hub login]")
+hub_option = click.option(
+    "--hub", help="URL or folder of the hub.  [default: $ROVE_HUB, else the hub of rove hub login]"
+)
 SHOWN_ARGUMENTS = 12
 
 
@@ -43,7 +45,7 @@ def at(hub: str | None) -> str:
 
 
 def plain(text: str) -> str:
-    """Return text from others as one line for the terminal."""
+    """Return untrusted text as one line that is safe to print in the terminal."""
     return inert(text).replace("\n", "\\n")
 
 

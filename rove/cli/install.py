@@ -187,8 +187,10 @@ def _as_json(installed: Installed | Offer) -> JsonObject:
 @click.option(
     "--into-current", is_flag=True, help="Install into this interpreter instead of a new virtual environment."
 )
-@click.option("--allow-source", is_flag=True, help="Build dependencies without a wheel, which runs their code.")
-@click.option("--trust-key", help="The owner's new signing key, as the owner gave it to you.")
+@click.option(
+    "--allow-source", is_flag=True, help="Also build dependencies that have no wheel; building runs their code."
+)
+@click.option("--trust-key", help="The owner's new signing key, which you received from the owner.")
 @json_option
 @click.pass_context
 def install_command(
@@ -204,9 +206,9 @@ def install_command(
 ) -> None:
     """Install environments, each into its own virtual environment, so that dependencies never conflict.
 
-    Details are shown first; --yes confirms. Hashes are verified against the hub's index, signatures against the key that the
-    owner first used, and everything against rove.lock if it exists. Without a name, everything in rove.lock is installed. No code
-    of a package runs.
+    Details are shown before you are asked to confirm; --yes skips the question. Hashes are verified against the hub's index,
+    signatures against the key that the owner first used, and everything against rove.lock if it exists. Without a name,
+    everything in rove.lock is installed. No code of a package runs.
     """
     console = console_for(as_json)
     lock = Path(LOCK)
@@ -301,7 +303,7 @@ def _installed_table(environments: Sequence[Installed]) -> Table:
 @click.argument("names", nargs=-1, required=True, metavar="OWNER/NAME...")
 @click.pass_context
 def uninstall_command(ctx: click.Context, names: tuple[str, ...]) -> None:
-    """Uninstall environments and their virtual environments; --yes confirms. Runs are kept."""
+    """Uninstall environments and their virtual environments, after a confirmation (not with --yes). Runs are kept."""
     console = console_for(False)
     references = [parse_reference(name) for name in names]
     for reference in references:
@@ -315,8 +317,8 @@ def uninstall_command(ctx: click.Context, names: tuple[str, ...]) -> None:
 @click.command(epilog=examples("rove search", "rove search chess --tag game"))
 @click.argument("words", nargs=-1)
 @hub_option
-@click.option("--tag", help="Only environments with this tag.")
-@click.option("--limit", type=in_range(SearchLimit), default=25, show_default=True, help="Maximum results.")
+@click.option("--tag", help="Show only environments with this tag.")
+@click.option("--limit", type=in_range(SearchLimit), default=25, show_default=True, help="Maximum number of results.")
 @json_option
 def search_command(words: tuple[str, ...], hub: str | None, tag: str | None, limit: int, as_json: bool) -> None:
     """Search for environments with all WORDS in owner, name, description or tags; without words, list all."""
@@ -369,7 +371,7 @@ def _results(results: list[JsonObject]) -> Table:
 @hub_option
 @json_option
 def info_command(name: str, hub: str | None, as_json: bool) -> None:
-    """Show an environment's rewards, scores of scripted policies, requirements, versions and results."""
+    """Show an environment's rewards, requirements, versions, results, and scores of scripted policies."""
     console = console_for(as_json)
     reference, address = parse_reference(name), require_hub(hub)
     offer, releases, results = with_hub(hub, lambda client: _info(client, reference))

@@ -23,7 +23,7 @@ class Entry(NamedTuple):
     """A command in the list of commands."""
 
     target: str
-    """Where the command is defined: MODULE of rove.cli, followed by a colon and the name if this is not `command`."""
+    """Location of the command: a module of rove.cli, followed by a colon and the function's name if the name is not `command`."""
     help: str
 
 
@@ -48,7 +48,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "rl": Entry("rl", "Train a model in an environment with RL."),
     },
     "Inspect": {
-        "view": Entry("view:view_command", "View runs in the browser or the terminal."),
+        "view": Entry("view:view_command", "View runs in the browser."),
         "report": Entry("view:report_command", "Write a report of a run as one HTML file."),
         "export": Entry("export", "Export the rollouts of a run as a dataset."),
     },
@@ -152,8 +152,8 @@ CONTEXT: dict[str, object] = {
 def cli(ctx: click.Context) -> None:
     """rove: reinforcement learning environments for language models. Evaluate, generate data, fine-tune, train with RL.
 
-    An environment is a module, a package in ./environments, an example of rove, or OWNER/NAME on a hub, which rove offers to
-    install on first use. Environments written for verifiers v0 run unchanged; add --compat if verifiers itself is installed.
+    An environment is a module, a package in ./environments, an example of rove, or OWNER/NAME on a hub (rove offers to install
+    it on first use). Environments written for verifiers v0 run unchanged; add --compat if verifiers itself is installed.
     """
     gc.set_threshold(*GC_THRESHOLDS)
     if ctx.invoked_subcommand is None:

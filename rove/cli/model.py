@@ -79,7 +79,7 @@ def list_models(as_json: bool) -> None:
 def get(source: str, output: Path | None, as_json: bool) -> None:
     """Download a pretrained model: a name that `rove model list` prints, hf:ORG/NAME, or a GGUF file to convert.
 
-    A named model then works everywhere: -m NAME.
+    Other commands then accept the model's name: -m NAME.
     """
     console = console_for(as_json)
     with needs_train_extra():

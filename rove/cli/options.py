@@ -105,7 +105,7 @@ def template_options(command: F) -> F:
     )
     template_option = click.option(
         "--chat-template",
-        help="Chat template: chatml, or a Jinja file.  [default: that of the model folder]",
+        help="Chat template: chatml, or a Jinja file.  [default: the model folder's template]",
     )
     return template_option(args_option(command))
 
@@ -138,7 +138,7 @@ FLAG_SETTINGS = {
     "loss": "loss.kind",
     "ray": "ray.address",
 }
-"""Flags that are shorter than the dotted name of their setting."""
+"""The settings of flags whose names are shorter than the setting's dotted name."""
 
 
 def examples(*lines: str, note: str = "") -> str:

@@ -60,7 +60,7 @@ TOOL_CALL_EXAMPLE = FORMATS[0].write([Call("NAME", {"ARGUMENT": "VALUE"})]).repl
 
 
 def show_new(messages: Sequence[JsonMapping], num_printed: int, console: Console, role: str = "") -> int:
-    """Print the environment's messages from number `num_printed` on; return the number of messages."""
+    """Print the environment's messages that follow the first `num_printed` messages; return the number of all messages."""
     for message in messages[num_printed if len(messages) > num_printed else 0 :]:
         if message["role"] != "assistant":
             sender = f"{message['role']} to {role}" if role else message["role"]
@@ -292,7 +292,11 @@ def check_options(
     )
 )
 @click.argument("env_id", metavar="ENV")
-@click.option("-m", "--model", help="Model to play against.  [default: you play the model's role]")
+@click.option(
+    "-m",
+    "--model",
+    help="Model to play against, or to watch in a one-player environment.  [default: you play the model's role]",
+)
 @click.option("--watch", is_flag=True, help="Watch the model instead of playing against it.")
 @click.option(
     "--model-role",

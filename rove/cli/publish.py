@@ -27,21 +27,37 @@ from rove.utils.units import counted
 @click.command(epilog=examples("rove build", "rove build environments/my_task -o dist"))
 @click.argument("folder", type=click.Path(path_type=Path), default=".")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Parent folder of NAME-VERSION/.  [default: FOLDER/dist]"
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Folder in which to create NAME-VERSION/.  [default: FOLDER/dist]",
 )
 @click.option(
     "--no-play", is_flag=True, help="Run no code of the package; its manifest then has no scores, metrics, or tools."
 )
-@click.option("--python", help="Interpreter that has the package's dependencies.  [default: this one]")
+@click.option(
+    "--python",
+    help="Python interpreter that has the package's dependencies.  [default: the interpreter that runs rove]",
+)
+@click.option(
+    "--verifiers-v1",
+    is_flag=True,
+    help="Also write a wheel NAME_v1, which is a taskset for verifiers 0.4 (vf-eval, prime-rl).",
+)
 @json_option
-def build_command(folder: Path, output: Path | None, no_play: bool, python: str | None, as_json: bool) -> None:
-    """Build the environment package in FOLDER (default: the current one): wheel, source archive and manifest.
+def build_command(
+    folder: Path, output: Path | None, no_play: bool, python: str | None, verifiers_v1: bool, as_json: bool
+) -> None:
+    """Build the environment package in FOLDER (default: the current folder): a wheel, a source archive, and a manifest.
 
     Builds are reproducible: the same files always produce a byte-identical package.
     """
-    built = build(folder, output, not no_play, python)
+    built = build(folder, output, not no_play, python, verifiers_v1)
     if as_json:
-        print_json({"folder": str(built.folder), "manifest": built.manifest, "warnings": built.warnings})
+        report = {"folder": str(built.folder), "manifest": built.manifest, "warnings": built.warnings}
+        if built.verifiers_v1 is not None:
+            report["verifiers_v1"] = str(built.verifiers_v1)
+        print_json(report)
         return
     console = console_for(False)
     manifest = built.manifest
@@ -50,6 +66,8 @@ def build_command(folder: Path, output: Path | None, no_play: bool, python: str 
     console.print(details_table(manifest, title, [*files, ("content", manifest.content)]))
     print_warnings(console, built.warnings)
     console.print(f"\nbuilt {built.folder}", soft_wrap=True, markup=False)
+    if built.verifiers_v1 is not None:
+        console.print(f"built {built.verifiers_v1}", soft_wrap=True, markup=False)
     hint(console, "publish it: rove push" + ("" if folder == Path() else f" {folder}"))
 
 
@@ -83,9 +101,9 @@ def push_command(
     private: bool,
     as_json: bool,
 ) -> None:
-    """Build the environment package in FOLDER and publish it; --yes confirms.
+    """Build the environment package in FOLDER and publish it, after a confirmation (not with --yes).
 
-    A published version never changes: raise `version` in pyproject.toml for the next one. With --with-run, rove also
+    A published version never changes: to publish changes, increase `version` in pyproject.toml. With --with-run, rove also
     publishes the statistics, the settings, and three rollouts of a run, with API keys masked. This also works for an existing
     version.
     """

@@ -136,11 +136,11 @@ def _read_adapters(_: click.Context, __: click.Parameter, values: Sequence[str])
 @click.option(
     "--drain-seconds",
     type=setting_range(ServeConfig, "drain_seconds"),
-    help="Time for running requests to finish on exit, in seconds.  [default: 30]",
+    help="Seconds to wait on exit for running requests to finish.  [default: 30]",
 )
 @endpoints_option
 @click.option("--env", help="Environment that has the policy scripted:NAME.")
-@click.option("--openenv", metavar="ENV", help="Serve this environment with the OpenEnv protocol instead of a model.")
+@click.option("--openenv", metavar="ENV", help="Instead of a model, serve this environment with the OpenEnv protocol.")
 @hub_option
 @click.pass_context
 def command(ctx: click.Context, openenv: str | None, model: str | None, **named: Any) -> None:

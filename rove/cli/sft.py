@@ -113,29 +113,29 @@ def _config_type() -> type[SFTConfig]:
 @click.option(
     "--loss-on",
     type=click.Choice(["all", "last", "completion"]),
-    help="Train on all assistant messages, the last of each conversation, or those of the completion.  [default: all]",
+    help="Train on all assistant messages, on each conversation's last one, or on those in the completion.  [default: all]",
 )
 @click.option(
     "--max-length",
     type=in_range(PositiveInt),
-    help="Maximum tokens of a sequence; see --overlong.  [default: the model's context]",
+    help="Maximum tokens per sequence; see --overlong.  [default: the model's context]",
 )
 @click.option("--epochs", type=in_range(PositiveInt), help="Maximum passes over the data.  [default: 10]")
 @click.option("--batch-size", type=in_range(PositiveInt), help="Conversations per step.  [default: 32]")
 @click.option("--learning-rate", type=in_range(PositiveFloat), help="Peak learning rate.  [default: 0.001]")
-@click.option("--env", help="Evaluate the trained model in this environment.  [default: that of --data]")
-@click.option("-a", "--env-args", help="Environment arguments as a JSON object; they override those of --data.")
+@click.option("--env", help="Evaluate the trained model in this environment.  [default: the environment of --data]")
+@click.option("-a", "--env-args", help="Environment arguments as a JSON object; they override the arguments of --data.")
 @click.option(
     "--final-eval-rollouts",
     type=in_range(NonNegativeInt),
-    help="Rollouts of the trained model and of each scripted policy after training; 0 = none.  [default: 64]",
+    help="Evaluation rollouts after training for the trained model and for each scripted policy; 0 = none.  [default: 64]",
 )
 @click.option("--run-dir", help="The run folder.  [default: runs/sft--MODEL--hash]")
 @overwrite_option
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Show three conversations with the trained tokens marked, and the size of the data only.",
+    help="Only show three conversations, with the trained tokens marked, and the size of the data.",
 )
 @json_option
 @help_all_option(_config_type)

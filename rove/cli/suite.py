@@ -1,7 +1,7 @@
 """Settings of `rove eval`: one evaluation, or the evaluations in a file with `[[eval]]` tables.
 
-Layers of settings, of which later ones take precedence: the environment's `pyproject.toml`, the top of the file, an
-`[[eval]]` table, a point of its `sweep`, the command line.
+Settings come from these layers, of which a later layer takes precedence: the environment's `pyproject.toml`, the top of the
+file, an `[[eval]]` table, a combination of values of its `sweep`, the command line.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def resolve(ctx: click.Context, named: JsonMapping) -> tuple[list[Evaluation], b
 
 
 def _file_words(paths: Sequence[str]) -> list[str]:
-    """Return the words that name these files of settings on a command line."""
+    """Return the command-line words that name these settings files."""
     words: list[str] = []
     for path in paths:
         words += ["@", path]
@@ -203,7 +203,7 @@ def _print_rows(rows: Sequence[JsonMapping], console: Console) -> None:
 
 
 LABEL_WIDTH = 16
-"""Columns for a name in the table of several evaluations."""
+"""Maximum width of a name in the table of several evaluations, in columns."""
 
 
 def suite_table(rows: Sequence[JsonMapping]) -> Table:

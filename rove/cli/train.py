@@ -41,6 +41,7 @@ HACKING = "hacking"
 
 def print_plan(path: Path, recipe: Recipe, pipeline: Pipeline, is_given: bool, as_json: bool, console: Console) -> None:
     """Print a recipe and the table of its stages."""
+    from rove.stages.diagnoser import EXAMINE, examined_diagnoses
     from rove.stages.plan import plan_table, read_estimate
     from rove.stages.preparation import estimate_recipe
 
@@ -49,13 +50,17 @@ def print_plan(path: Path, recipe: Recipe, pipeline: Pipeline, is_given: bool, a
     console.print(plan_table(recipe, estimate))
     for note in pipeline.notes():
         pipeline.reporter.warning(note)
+    diagnoses = examined_diagnoses(recipe.folder)
+    for diagnosis in diagnoses:
+        pipeline.reporter.note(f"diagnosis of {EXAMINE}: {diagnosis}", important=True)
     if as_json:
-        print_json({"recipe": str(path), "estimate": estimate and msgspec.to_builtins(estimate)})
+        values = {"recipe": str(path), "estimate": estimate, "diagnoses": diagnoses}
+        print_json(msgspec.to_builtins(values))
     hint(console, "start with this recipe: the same command without --dry-run")
 
 
 def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
-    """Return hints after the results table: to see curves, to compare the last stage with the previous one, and others."""
+    """Return hints for the end of the output, such as how to see the curves and how to compare the last two stages."""
     recipe, rows = pipeline.recipe, pipeline.rows
     env = named_environment(recipe.env, recipe.env_dir, recipe.env_args)
     condition = recipe.conditions[0].name
@@ -88,14 +93,19 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
 )
 @env_args_option
 @env_dir_option
-@click.option("--scorer", help="Scorer for a file of questions: exact, numeric, choice, …, or package.module:function.")
-@click.option("--recipe", "file", type=click.Path(exists=True), help="Recipe file to use.  [default: choose one]")
+@click.option(
+    "--scorer",
+    help="Scorer for a file of questions, such as exact, numeric or choice, or your own as package.module:function.",
+)
+@click.option(
+    "--recipe", "file", type=click.Path(exists=True), help="Recipe file to use.  [default: rove chooses a recipe]"
+)
 @device_option
 @template_options
 @click.option("--seed", type=in_range(NonNegativeInt), default=0, show_default=True, help="Random seed.")
 @click.option("--run-dir", type=click.Path(), help="Folder for all stages.  [default: runs/train-ENV-seedN]")
-@click.option("--dry-run", is_flag=True, help="Write and print only the recipe, with an estimate of time and memory.")
-@click.option("--smoke", is_flag=True, help="Use tiny sizes: check that everything runs, and learn nothing.")
+@click.option("--dry-run", is_flag=True, help="Only write and print the recipe, with an estimate of time and memory.")
+@click.option("--smoke", is_flag=True, help="Use tiny sizes to check that everything runs; the model learns nothing.")
 @json_option
 def train_command(
     env: str,
@@ -158,7 +168,7 @@ def train_command(
         "rove demo tictactoe --smoke   # check in a minute that everything runs",
         "rove demo tictactoe           # train from random weights: minutes on a CPU",
         "rove demo tictactoe --full    # continue until exhaustive evaluation finds no lost game",
-        "rove demo hacking             # a model learns to use the hole of a grader: three minutes",
+        "rove demo hacking             # a model learns to exploit a hole in a grader: three minutes",
         "rove demo quick               # change how a real language model writes: minutes",
     )
 )
@@ -166,7 +176,7 @@ def train_command(
 @click.option(
     "-m",
     "--model",
-    help="Initial model: a folder, or a name that `rove model list` prints.  [default: that of the recipe]",
+    help="Initial model: a folder, or a name that `rove model list` prints.  [default: the recipe's model]",
 )
 @click.option(
     "--recipe",
@@ -177,7 +187,9 @@ def train_command(
 @device_option
 @click.option("--seed", type=in_range(NonNegativeInt), default=0, show_default=True, help="Random seed.")
 @click.option(
-    "--run-dir", type=click.Path(), help="Folder for all stages.  [default: one in runs/ for these arguments]"
+    "--run-dir",
+    type=click.Path(),
+    help="Folder for all stages.  [default: a folder in runs/ named after these arguments]",
 )
 @click.option("--full", is_flag=True, help="Train until the goals hold in every possible game.")
 @click.option(
@@ -206,7 +218,7 @@ def demo_command(
     """Run the whole loop in ENV: a model, the teacher's rollouts, SFT, RL, and a table of results.
 
     ENV is an environment that has a recipe, "quick": three minutes of RL that change how a real language model writes, or
-    "hacking": two to three minutes in which a model learns to use the hole of a grader, and `rove audit` finds it.
+    "hacking": two to three minutes in which a model learns to exploit a hole in a grader, and `rove audit` finds the hole.
 
     You can stop at any time: repeat the command to continue.
     """
@@ -293,7 +305,7 @@ def _run_demo(
 
 
 def _initial_model(recipe: RecipeFile, model: str | None, file: str | None) -> str | None:
-    """Return the folder or name of the initial model; None if the recipe makes a new one."""
+    """Return the folder or name of the initial model; None if the recipe creates a new model."""
     model = model or recipe.model.get("name")
     if model is None and not recipe.model:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from rove.cli.options import examples, in_range
 from rove.core.errors import ConfigError
 from rove.core.ranges import NonNegativeInt, Port
 from rove.runs.run import Run
+from rove.runs.train_folder import TrainFolder, is_train_folder
 from rove.stages.naming import RUNS
 from rove.utils.event_loop import run_async
 from rove.utils.terminal_text import inert
-from rove.viewer.report import MAX_ROLLOUTS, markdown, write_report
+from rove.viewer.report import MAX_ROLLOUTS, markdown, stages_markdown, write_report, write_stages_report
 
 
 @click.command(
@@ -30,7 +32,7 @@ from rove.viewer.report import MAX_ROLLOUTS, markdown, write_report
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on; addresses beyond this machine are protected by a token.",
+    help="Address to listen on; if other machines can reach it, access requires a token.",
 )
 @click.option(
     "--port",
@@ -89,18 +91,23 @@ FILE = "report.html"
     type=in_range(NonNegativeInt),
     default=MAX_ROLLOUTS,
     show_default=True,
-    help="Maximum rollouts in the report.",
+    help="Maximum number of rollouts in the report.",
 )
 def report_command(run: Path, html: Path | None, as_markdown: bool, rollouts: int) -> None:
-    """Write a report of the evaluation or training run in the folder RUN: one HTML file that can be read offline."""
+    """Write a report of the evaluation or training run in the folder RUN: one HTML file that can be read offline.
+
+    RUN can also be the folder of `rove train`, with all of its stages.
+    """
     if html is not None and html.suffix not in (".html", ".htm"):  # a typo must not overwrite a file of the run
         raise ConfigError(f"--html is '{html}'; expected a file name that ends in .html")
-    folder = Run(run)
+    stages = TrainFolder(run) if run.is_dir() and is_train_folder(os.listdir(run)) else None
     console = console_for(as_markdown)
     if as_markdown:
-        click.echo(inert(markdown(folder)), nl=False)
+        summary = markdown(Run(run)) if stages is None else stages_markdown(stages)
+        click.echo(inert(summary), nl=False)
     if html is not None or not as_markdown:
-        written = write_report(folder, html or run / FILE, rollouts)
+        file = html or run / FILE
+        written = write_report(Run(run), file, rollouts) if stages is None else write_stages_report(stages, file)
         console.print(f"report: {written} ({written.stat().st_size / 1e6:.1f} MB)", soft_wrap=True, markup=False)
     if not as_markdown:
         hint(console, f"summarize it for a pull request: rove report {run} --markdown")

@@ -1,4 +1,6 @@
-"""The base of all HTTP clients: one session, a concurrency limit, retries, typed errors. Each subclass translates to one API."""
+"""The base class of all HTTP clients: a session, a concurrency limit, retries, and typed errors. Each subclass translates to
+one API.
+"""
 
 from __future__ import annotations
 
@@ -72,13 +74,13 @@ class EndpointClient(ABC):
 
     Args:
         base_url: URL before the API's own path. Default: the environment variable of the subclass, then `default_base_url`.
-        api_key: Default: the environment variable of the subclass. Only the official API requires a key.
-        max_concurrent: maximum number of concurrent requests; None adapts it while running (see `Limiter`). A request that
-            waits for its next try does not count.
-        timeout: seconds per try, from sending to the last byte of the reply.
-        connect_timeout: seconds to connect.
-        max_retries: tries after the first one.
-        headers: sent with every request; they override the client's own headers.
+        api_key: API key. Default: the environment variable of the subclass. Only the official API requires a key.
+        max_concurrent: maximum number of concurrent requests; None adapts the number while running (see `Limiter`). A request
+            that waits for its next try does not count.
+        timeout: maximum seconds per try, from sending to the last byte of the reply.
+        connect_timeout: maximum seconds to connect.
+        max_retries: maximum number of tries after the first try.
+        headers: headers that are sent with every request; they override the client's own headers.
         backoff: upper bound of the first pause in seconds; it doubles with every further pause, up to 8 s.
 
     Raises:
@@ -239,7 +241,8 @@ class EndpointClient(ABC):
     async def open_stream(
         self, path: str, content: Mapping[str, object] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open a streaming reply: one try, outside of the limiter. `path` is below the base URL; without `content` it is a GET.
+        """Open a streaming reply: one try, outside of the limiter. `path` is relative to the base URL; without `content`, the
+        request is a GET.
 
         Raises:
             ModelError, InfraError: as for `respond`.
@@ -373,7 +376,7 @@ class _Connection(NamedTuple):
 
 
 class _TemporaryError(Exception):
-    """A try failed, but another may succeed; `retry_after` is the pause in seconds that the server requested."""
+    """A try failed, but another try may succeed; `retry_after` is the pause in seconds that the server requested."""
 
     def __init__(self, message: str, retry_after: float = 0.0, status: int | None = None):
         super().__init__(message)
@@ -394,7 +397,7 @@ def _checked_url(base_url: str, example: str) -> URL:
 
 
 def _seconds(headers: Mapping[str, str]) -> float:
-    """Return the pause that a reply requests: 0 to 60 seconds, 0 without a readable `Retry-After`."""
+    """Return the pause in seconds that a reply requests: 0 to 60; 0 without a readable `Retry-After`."""
     text = headers.get("Retry-After") or "0"
     try:
         seconds = float(text)

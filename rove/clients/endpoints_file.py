@@ -39,7 +39,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Address(Settings, frozen=True, kw_only=True):
-    """One `[[endpoint]]` table: where a model is served. Tables with the same `endpoint_id` are replicas."""
+    """One `[[endpoint]]` table: the address of a served model. Tables with the same `endpoint_id` are replicas."""
 
     endpoint_id: Text
     """Name for `-m`."""
@@ -55,7 +55,7 @@ class Address(Settings, frozen=True, kw_only=True):
     headers: dict[str, str] = {}
     """Headers for every request."""
     price: dict[str, NonNegativeFloat] | None = None
-    """Price per million tokens: `{input = 0.4, output = 1.6}`. One replica may state the price for all."""
+    """Price per million tokens: `{input = 0.4, output = 1.6}`. One replica may state the price for all replicas."""
     max_concurrent: PositiveInt | None = None
     """Maximum number of concurrent requests. Default: adaptive."""
 
@@ -98,7 +98,7 @@ class Endpoint(NamedTuple):
 
     @property
     def price(self) -> dict[str, float] | None:
-        """Price per million tokens, "input" and "output", if the file has it."""
+        """Price per million tokens, "input" and "output"; None if the file does not state it."""
         return next((address.price for address in self.addresses if address.price is not None), None)
 
     def client(
@@ -111,8 +111,9 @@ class Endpoint(NamedTuple):
         """Return one client for all addresses.
 
         Args:
-            max_concurrent: maximum number of concurrent requests per address; a lower limit of the address applies.
-            timeout: seconds per try.
+            max_concurrent: maximum number of concurrent requests per address; if the address has a lower limit, that limit
+                applies.
+            timeout: maximum seconds per try.
         """
         # Divided and rounded up: a request that fails at one replica goes to the next one.
         retries = -(-max_retries // len(self.addresses))

@@ -11,21 +11,21 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 START_LIMIT = 16
-"""Concurrent requests at the start of an adaptive limit."""
+"""Number of concurrent requests with which an adaptive limit starts."""
 MAX_LIMIT = 1024
 """Upper bound of an adaptive limit."""
 MIN_ROUND_SIZE = 8
-"""Minimum number of responses in a round; a median of fewer latencies means little."""
+"""Minimum number of responses in a round; the median of fewer latencies means little."""
 OVERLOAD_FACTOR = 0.9
-"""Factor of the limit after a refusal or timeout."""
+"""Factor by which a refusal or timeout reduces the limit."""
 LATENCY_FACTOR = 0.7
-"""Factor of the limit after a slow round."""
+"""Factor by which a slow round reduces the limit."""
 LATENCY_RATIO = 2.0
-"""Ratio of a round's median latency to the fastest round's, above which requests may be queueing."""
+"""Ratio between the median latencies of a round and of the fastest round above which requests may be queueing."""
 IMPROVED_RATIO = 0.85
-"""Ratio of the median latency after a cut to the one before, up to which the cut is kept."""
+"""Maximum ratio between the median latencies after and before a cut for which the cut is kept."""
 MIN_THROUGHPUT_RATIO = 1.15
-"""Ratio of the throughput to that with half as many requests, above which the higher latency is accepted."""
+"""Ratio between the throughput and the throughput with half as many requests above which the higher latency is accepted."""
 
 
 class Change(NamedTuple):
@@ -35,9 +35,8 @@ class Change(NamedTuple):
     """Seconds since the limiter was created."""
     limit: int
     reason: str
-    """Why: "start", "grown", "refused" (HTTP 429 etc.), "unanswered" (timeout), "slower", or "restored" (a cut that did
-    not help).
-    """
+    """Reason for the change: "start", "grown", "refused" (HTTP 429 etc.), "unanswered" (timeout), "slower", or "restored"
+    (after a cut that did not help)."""
 
 
 @runtime_checkable
@@ -52,7 +51,7 @@ class AdmissionLimiter(Protocol):
         ...
 
     def unreserve(self) -> None:
-        """Give up the reservation: the first request is about to be sent, or never will be."""
+        """Give up the reservation, because the first request is about to be sent or will never be sent."""
         ...
 
 
@@ -61,17 +60,17 @@ class Limiter:
 
     With `adaptive=True` the limit starts low and adapts. It grows by one per response until the first cut (slow start), then
     by one in the next round, two in the round after it, and so on; a round is as many responses as the limit at its start. It
-    grows only while requests are waiting for it. Three events cut it:
+    grows only while requests are waiting. Three events cut the limit:
 
     - Refusal: to 0.9 of the concurrent requests. Refusals of requests that were sent before the cut do not cut again. If a
       whole round is refused, no request is admitted until the longest requested pause is over.
     - Timeout: the same, but without a pause. Errors and dropped connections do not count: they are unrelated to the load.
-    - Slow round: to 0.7, if a round took twice as long as the fastest one with hardly more throughput than half as many
-      requests. If latency then drops, requests had been queueing and the cut stays; otherwise the old limit is restored.
+    - Slow round: to 0.7, if a round took twice as long as the fastest round, with hardly more throughput than half as many
+      requests. If latency then drops, requests had been queueing, and the cut stays; otherwise, the old limit is restored.
 
     Args:
-        limit: concurrent requests; for an adaptive limiter, the start.
-        adaptive: adapt the limit between 1 and `maximum`.
+        limit: maximum number of concurrent requests; for an adaptive limiter, the initial limit.
+        adaptive: whether to adapt the limit between 1 and `maximum`.
         clock: a monotonic clock in seconds.
 
     Example:
@@ -107,7 +106,7 @@ class Limiter:
         self._slow_start = True
         self._cut_at = -math.inf
         self._rounds = 0
-        """Rounds since the last cut."""
+        """Number of rounds since the last cut."""
         self._refused_in_a_row = 0
         self._round_started = self._created
         self._round_size = max(MIN_ROUND_SIZE, limit)
@@ -117,7 +116,7 @@ class Limiter:
         self._lowest_latency = math.inf
         """Lowest median latency of a round."""
         self._rates: dict[int, float] = {}
-        """Answers per second, by concurrent requests in half octaves."""
+        """Answers per second by the number of concurrent requests, in half octaves."""
         self._trial: tuple[float, float] | None = None
         """Limit and latency before a cut that is on trial."""
         self._note("start")

@@ -69,7 +69,7 @@ class OpenAIClient(EndpointClient):
         """Return path and body of a chat completion, or of a completion for a raw text.
 
         Raises:
-            ConfigError: a raw text comes with tools.
+            ConfigError: the request has a raw text and tools.
         """
         if request.text is not None:
             raw = msgspec.structs.replace(request, messages=[UserMessage(request.text)])
@@ -86,7 +86,7 @@ class OpenAIClient(EndpointClient):
 
 
 class CompletionsClient(OpenAIClient):
-    """A client for a server that offers only completions, such as one for models without a chat template."""
+    """A client for a server that offers only completions, such as a server for models without a chat template."""
 
     def translate(self, request: Request) -> tuple[str, JsonObject]:
         """Return path and body of a completion."""
@@ -115,7 +115,7 @@ def as_client(client: AnyClient) -> Client:
     """Return a rove client unchanged, or convert an `openai.AsyncOpenAI`.
 
     Raises:
-        ConfigError: the object is neither.
+        ConfigError: the object is neither of the two.
     """
     if isinstance(client, Client):
         return client

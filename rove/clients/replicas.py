@@ -23,17 +23,18 @@ from rove.core.protocols import Request, Response
 from rove.core.state import State, bookkeeping
 
 AVOID_S = 30.0
-"""Seconds without requests to a replica that failed to respond; then one request checks whether it is back."""
+"""Seconds for which a replica that failed to respond gets no requests; after that, one request checks whether it responds
+again."""
 MAX_REMEMBERED_ROLLOUTS = 100_000
-"""Number of latest rollouts whose replica is remembered."""
+"""Maximum number of rollouts whose replica is remembered, the latest rollouts."""
 
 
 class Replicas:
     """A client that balances requests over replicas and keeps the turns of a rollout on one replica.
 
-    This is because the server of the last turn has the conversation in its prefix cache. A request that fails at one
-    replica, after the retries of its client, goes to the next one, until all have failed. A replica that does not
-    respond is avoided for a while; an overloaded one is not.
+    The server of the last turn has the conversation in its prefix cache. A request that fails at a replica, after the retries
+    of its client, goes to the next replica, until all replicas have failed. A replica that does not respond is avoided for a
+    while; an overloaded replica is not.
 
     Args:
         replicas: A client and the name of its model for each replica.
@@ -91,7 +92,7 @@ class Replicas:
         return sum(replica.client.max_concurrent for replica in self._replicas)
 
     async def respond(self, request: Request) -> Response:
-        """Send one request; the model name of the replica overrides that of the request."""
+        """Send one request; the replica's model name overrides the request's model name."""
         tried: list[_Replica] = []
         attempts: list[str] = []
         seed = None if request.state is None else _seed_of(request.state)
@@ -121,7 +122,7 @@ class Replicas:
         await asyncio.gather(*(replica.client.close() for replica in self._replicas))
 
     def _choose(self, seed: int | None = None, tried: Sequence[_Replica] = ()) -> _Replica:
-        """Return the replica of the rollout with this seed, else the one with the lowest load."""
+        """Return the replica of the rollout with this seed, else the replica with the lowest load."""
         time_s = self._clock()
         untried = [replica for replica in self._replicas if replica not in tried]
         answering = [replica for replica in untried if replica.avoided_until <= time_s]
@@ -225,15 +226,15 @@ class _Replica:
         self.client = client
         self.model = model
         self.under_way = 0
-        """Requests, including those that wait."""
+        """Number of requests, including waiting requests."""
         self.reserved = 0
-        """Rollouts with a reservation, or waiting for one."""
+        """Number of rollouts that have a reservation or wait for a reservation."""
         self.avoided_until = 0.0
-        """Time until which the replica gets no requests; 0: it answered the last request."""
+        """Time until which the replica gets no requests; 0 if it answered the last request."""
 
     @property
     def load(self) -> float:
-        """Requests and reservations divided by the limit."""
+        """Number of requests and reservations, divided by the limit."""
         return (self.under_way + self.reserved) / self.client.limiter_now.limit
 
 

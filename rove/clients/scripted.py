@@ -21,13 +21,13 @@ class ScriptedClient:
 
     The policy returns a text or an assistant message and may be async. `rng` is seeded from `request.seed`, so that a
     policy that uses no other source of randomness gives the same response to the same request. `state` is the running
-    rollout, or empty outside of a rollout. A raw text is passed as one user message. Exceptions of the policy pass through
+    rollout, or empty outside of a rollout. A raw text is passed as one user message. Exceptions of the policy are raised
     unchanged. Usage counts words, not tokens.
 
     Args:
         policy: the function.
-        name: Shown where other clients show a model.
-        max_concurrent: requests that run concurrently.
+        name: Name that is shown in place of a model's name.
+        max_concurrent: maximum number of requests that run concurrently.
 
     Example:
         client = rove.ScriptedClient(lambda messages, state, rng: str(rng.randint(1, 9)), "random digit")

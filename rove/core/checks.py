@@ -20,7 +20,7 @@ from rove.core.ranges import form_of, range_of
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base class of settings: checks types and ranges, including those of settings that Python code creates.
+    """Base class of settings: checks types and ranges, even if Python code creates the settings.
 
     Example:
         class ListenSettings(Settings, frozen=True, kw_only=True):
@@ -175,7 +175,7 @@ def is_text(annotation: object) -> bool:
 
 
 def is_text_list(annotation: object) -> bool:
-    """Return whether a type is a list of texts, perhaps among others."""
+    """Return whether a type is a list of texts, or a union with a list of texts."""
     lists = [member for member in _members(annotation) if get_origin(member) is list]
     return any(str in _members(get_args(member)[0]) for member in lists)
 

@@ -34,9 +34,9 @@ def load(
 
     Args:
         named: Values of named flags by the dotted name of their setting; None = not given. They take precedence.
-        extra: Remaining arguments: `@ file.toml` (or `@file.toml`), `--dotted.key value`, `--dotted.key=value`, `--no-flag`, and
-            and a `--flag` alone, which means true. Values are parsed as JSON if possible, except for text settings.
-            Later arguments take precedence; lists are replaced, tables are merged.
+        extra: Remaining arguments: `@ file.toml` (or `@file.toml`), `--dotted.key value`, `--dotted.key=value`, `--no-flag`,
+            and a `--flag` alone, which means true. Values are parsed as JSON if possible, except for text settings. Later
+            arguments take precedence; lists are replaced, tables are merged.
         flags: Names of flags that are not settings, for suggestions after a misspelled name.
     """
     values: Table = {}
@@ -113,7 +113,7 @@ def as_settings(kind: type[T], values: T | Mapping[str, object]) -> T:
 def import_function(setting: str, path: str) -> Callable[..., Any]:
     """Import the function "package.module:function" that a setting names.
 
-    The module is installed, in a folder of PYTHONPATH, or else in the current folder.
+    The module may be installed, in a folder of PYTHONPATH, or in the current folder.
     """
     module, _, name = path.partition(":")
     parts = [*module.split("."), name]

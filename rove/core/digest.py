@@ -17,7 +17,7 @@ PIECES, PIECE_BYTES = 16, 1 << 20
 ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
 """The names that PEFT gives to the files of an adapter."""
 ADAPTER_BASE = "base.txt"
-"""rove's additional file: the digest of the model that the adapter was trained on (see `digest_model`)."""
+"""Name of rove's additional file with the digest of the model on which the adapter was trained (see `digest_model`)."""
 _PLAIN = (int, float, str, bytes, bool, type(None))
 
 
@@ -42,7 +42,7 @@ CHECKSUMS = "CHECKSUMS"
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the digest of every file in a folder to `CHECKSUMS` in it."""
+    """Write the digest of every file in a folder to the file `CHECKSUMS` in the folder."""
     names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
     lines = [f"{_checksum(folder / name)}  {name}\n" for name in names if name != CHECKSUMS]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
@@ -101,8 +101,8 @@ def digest_code(function: Callable[..., object]) -> str:
 
 
 def digest_model(model: str | Path) -> str:
-    """Return a model's name, or for a folder a hash of its weights and tokenizer; for an adapter, the hash is followed
-    by the digest of its base.
+    """Return a model's name or, for a folder, a hash of its weights and tokenizer. For an adapter, the digest of its base
+    follows the hash.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir():
@@ -167,7 +167,7 @@ def plain(value: object) -> Any:
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object], prefix: str = "") -> list[str]:
-    """Return one line for each value that differs between two identities."""
+    """Return a line for each value that differs between two identities."""
     lines: list[str] = []
     for key in sorted(old.keys() | new.keys()):
         old_value, new_value = old.get(key), new.get(key)

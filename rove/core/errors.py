@@ -55,7 +55,9 @@ class Error(Exception):
 
 
 def _message_lines(error: Error) -> list[str]:
-    """Return what IPython prints instead of a traceback, which would hide a message that says how to fix the cause."""
+    """Return the lines that IPython prints instead of a traceback: a traceback would hide the message, which says how to fix
+    the cause.
+    """
     return [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
 
 
@@ -246,7 +248,7 @@ def as_json(value: object) -> str:
 
 
 def nearest(name: str, options: Iterable[str]) -> str:
-    """Return a hint for a misspelled name: the closest option, or all of them if none is close."""
+    """Return a hint for a misspelled name: the closest option, or all options if none is close."""
     names = sorted(options)
     close = difflib.get_close_matches(name.replace("-", "_"), names, n=1, cutoff=0.6)
     if close:
@@ -255,7 +257,7 @@ def nearest(name: str, options: Iterable[str]) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text that ends a sentence: with a full stop, unless it ends with a question mark, as a hint does."""
+    """Return a text as the end of a sentence: add a period unless it ends with a question mark, as hints do."""
     return text if text.endswith(("?", ".", "!", "…")) else f"{text}."
 
 

@@ -1,4 +1,4 @@
-"""Findings, which report that something is wrong: one type, one registry of ids, and one way to write them as lines or as JSON.
+"""Findings, which report problems: their type, the registry of their ids, and functions that write them as lines or as JSON.
 
 The auditor, the doctor, alerts and diagnoses of training, the check of packages and warnings of commands all return
 findings. `docs/findings.md` has a section per id.
@@ -19,20 +19,20 @@ from rove.core.plain import JsonMapping, JsonObject
 
 @total_ordering
 class Severity(Enum):
-    """How much a finding matters, from the least to the most."""
+    """The severity of a finding, from the lowest to the highest."""
 
     OK = "ok"
-    """Checked, and good."""
+    """The check passed."""
     SKIPPED = "skipped"
-    """Not checked, or not applicable."""
+    """The check was not done, or does not apply."""
     INFO = "info"
-    """A property that explains figures."""
+    """A property that helps to explain figures."""
     LOW = "low"
-    """May mislead people who read results, or waste time."""
+    """A problem that may mislead people who read results, or waste time."""
     MEDIUM = "medium"
-    """Distorts rewards or results, or makes training worse."""
+    """A problem that distorts rewards or results, or makes training worse."""
     HIGH = "high"
-    """Rewards without doing the task, wrong grading, damage, or certain failure."""
+    """A problem such as rewards without doing the task, wrong grading, damage, or certain failure."""
 
     def __lt__(self, other: Severity) -> bool:
         order = list(Severity)
@@ -46,9 +46,9 @@ class FindingInfo(msgspec.Struct, frozen=True):
     """The facts shared by all findings with the same id; see `findings.toml`."""
 
     title: str
-    """What is wrong, in general."""
+    """The problem, in general terms."""
     severity: Severity
-    """Severity, unless a finding states another one."""
+    """Severity of findings that do not state their own severity."""
     cause: str
     """The usual cause."""
     remedy: str
@@ -72,13 +72,14 @@ def registry() -> dict[str, FindingInfo]:
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that is wrong, or a check that passed (severity OK) or was left out (SKIPPED).
+    """A problem, or a check that passed (severity OK) or was left out (SKIPPED).
 
     Args:
         id: Key of `registry()`, and anchor in docs/findings.md.
-        text: What was observed, with figures.
-        severity: Default: the severity of the id. remedy: What to do. Default for findings above SKIPPED: the remedy of
-            the id. cause: The likely cause. Default for findings above SKIPPED: the cause of the id.
+        text: Description of what was observed, with figures.
+        severity: Default: the severity of the id.
+        remedy: Advice on what to do. Default for findings above SKIPPED: the remedy of the id.
+        cause: The likely cause. Default for findings above SKIPPED: the cause of the id.
     """
 
     id: str
@@ -106,7 +107,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
             msgspec.structs.force_setattr(self, "cause", self.cause or info.cause)
 
     def __str__(self) -> str:
-        """Return the finding as one line: id, what was seen, and what to do."""
+        """Return the finding as one line: the id, the observation, and the remedy."""
         if not self.remedy:
             return f"{self.id}: {self.text}"
         return f"{self.id}: {sentence(self.text)} To try: {self.remedy}"
@@ -116,9 +117,9 @@ EARLIER_KEYS = {"check": "id", "name": "id", "kind": "id", "fix": "remedy", "adv
 
 
 def current_row(row: JsonMapping) -> JsonObject:
-    """Return a finding that was read from a file, with its current keys.
+    """Return a finding that was read from a file, with the current names of its keys.
 
-    Reports, `alerts.jsonl`, `diagnoses.json` and `evidence.json` of rove before its findings had one type call the id "check",
-    "name" or "kind", and the remedy "fix" or "advice".
+    Older versions of rove, whose findings had several types, call the id "check", "name" or "kind" and the remedy "fix" or
+    "advice" in reports, `alerts.jsonl`, `diagnoses.json` and `evidence.json`.
     """
     return {EARLIER_KEYS.get(key, key): value for key, value in row.items()}

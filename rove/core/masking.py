@@ -26,26 +26,27 @@ NO_KEY = "EMPTY"
 """Key that is sent if there is none, because some servers require one."""
 MASK = "***"
 MIN_SECRET_CHARS = 6
-"""Shorter secrets are not masked; neither are shorter prefixes of truncated secrets."""
+"""Minimum length of secrets, and of prefixes of truncated secrets, that are masked."""
 MIN_RESPONSE_SECRET_CHARS = 12
-"""Shorter secrets are not masked in responses: they may be ordinary words, like the "ollama" that a local server expects."""
+"""Minimum length of secrets that are masked in responses: shorter secrets may be ordinary words, like the "ollama" that a local
+server expects."""
 _CREDENTIAL = re.compile("auth|cookie|credential|key|password|secret|token", re.IGNORECASE)
-"""Names of headers that hold credentials. Values of other headers, such as a team name, may be ordinary words."""
+"""Pattern of the names of headers that hold credentials. Values of other headers, such as a team name, may be ordinary words."""
 SECRET_FIELD = re.compile(
     r"(^|[_-])(key|api[_-]?keys|token|secrets?|passwords?|passwd|credentials?|authorization|cookies?)([_-]?\d+)?$",
     re.IGNORECASE,
 )
-"""Names of settings and arguments that hold secrets."""
+"""Pattern of the names of settings and arguments that hold secrets."""
 _SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 _MIN_VARIABLE_CHARS = 8
-"""Shorter values of environment variables are not masked."""
+"""Minimum length of values of environment variables that are masked."""
 _SECRET_VALUE = re.compile(
     r"\b(?:sk|pk|rk|rove|hf|ghp|gho|github_pat|xox[abp]|glpat)[-_][\w-]{12,}|\bAKIA[0-9A-Z]{16}\b"
     r"|(?<=Bearer )[\w.~+/=-]{8,}|(?<=://)[^\s/@:]*:[^\s/]+(?=@)"
 )
-"""API keys in the formats of common providers, and credentials in URLs."""
+"""Pattern of API keys in the formats of common providers, and of credentials in URLs."""
 _PATH_IN_TEXT = re.compile(r"""(?<![^\s"'=,;(\[{])(?:file:)?(?:~?/|[A-Za-z]:[\\/])[^\s"',;)\]}]+""")
-"""An absolute path, or the URL of one, at the start of a word or of the value of an option."""
+"""Pattern of an absolute path, or of the URL of such a path, at the start of a word or of an option's value."""
 _URL_SAFE = str.maketrans("+/", "-_")
 _URL_ENCODED = re.compile("%[0-9A-F]{2}")
 
@@ -77,7 +78,7 @@ class Secrets:
         return text
 
     def mask_response(self, response: Response) -> Response:
-        """Return the response; if the endpoint repeated credentials in its message, these are masked.
+        """Return the response; credentials that the endpoint repeated in its message are masked.
 
         Keys and credential headers of at least `MIN_RESPONSE_SECRET_CHARS` characters are masked, unescaped and in
         JSON, HTML, URL or base64 encoding.
@@ -130,7 +131,7 @@ def without_secrets(value: object, settings: object = None, by_field: bool = Tru
 
 
 def public_path(text: str) -> str:
-    """Return a path outside of the current folder by its last two parts: the others describe the machine.
+    """Return only the last two parts of a path outside of the current folder, because the other parts describe the machine.
 
     In other texts, such as the option "--dir=/home/me/data/x", this applies to the absolute paths.
     """

@@ -81,7 +81,7 @@ def as_message(value: Mapping[str, object] | str, role: str = "user") -> Message
 def as_messages(
     value: str | Mapping[str, object] | Iterable[Mapping[str, object] | str], role: str = "user"
 ) -> Messages:
-    """Return a text, one message or several as a list of messages; texts get the role `role`."""
+    """Return a text, a message, or several messages as a list of messages; texts get the role `role`."""
     if isinstance(value, list):  # nearly always; asking whether a list is a mapping takes a third of the time
         items: Iterable[Any] = value
     elif isinstance(value, str) or is_mapping(value):
@@ -106,13 +106,13 @@ def text_of(message: JsonMapping) -> str:
 
 
 def call_id(call: object) -> str:
-    """Return the id of a tool call; "" without one."""
+    """Return the id of a tool call; "" if it has no id."""
     identifier = call.get("id") if is_mapping(call) else None
     return identifier if isinstance(identifier, str) else ""
 
 
 def call_name(call: object) -> str | None:
-    """Return the function name of a tool call; None without one."""
+    """Return the function name of a tool call; None if it has no name."""
     function = call.get("function") if is_mapping(call) else None
     name = function.get("name") if is_mapping(function) else None
     return name if isinstance(name, str) and name else None

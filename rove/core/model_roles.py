@@ -52,7 +52,7 @@ async def query(
             message.
         client: Client to use unless the role is replaced.
         role: Name of the role, such as "opponent", "user" or "judge".
-        model: Name of the model, for endpoints that serve several.
+        model: Name of the model, for endpoints that serve several models.
         sampling_args: Sampling parameters, or a dict with OpenAI's names.
         tools: Tools in OpenAI's form.
 
@@ -114,7 +114,7 @@ def record_query(
 
 @dataclass(slots=True)
 class _Numbers:
-    """Number of queries to a role in a rollout, and the positions of the answered ones, in order."""
+    """Number of queries to a role in a rollout, and the positions of the answered queries, in order."""
 
     count: int = 0
     answered: list[int] = field(default_factory=list[int])

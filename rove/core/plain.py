@@ -22,7 +22,7 @@ JsonMapping = Mapping[str, Any]
 Arguments = dict[str, Any]
 """Keyword arguments of a function that a user has written, such as `load_environment` or a tool."""
 Identity = dict[str, object]
-"""Values that distinguish an environment, a model or a run from others, for `rove.core.digest.fingerprint`."""
+"""Values that distinguish an environment, a model or a run from other ones; see `rove.core.digest.fingerprint`."""
 Content = str | Sequence[Mapping[str, object] | str] | None
 """The content of a message: a text, or a list of parts."""
 

@@ -57,9 +57,10 @@ REQUESTER: ContextVar[str] = ContextVar("requester", default="")
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    """Sampling parameters of a request. None = the default of the client.
+    """Sampling parameters of a request. None means the client's default.
 
-    Names are OpenAI's, or vLLM's where OpenAI has none. `rove.engine.sampler` documents how the embedded engine applies them.
+    The names are OpenAI's or, for parameters that OpenAI does not have, vLLM's. `rove.engine.sampler` documents how the
+    embedded engine applies them.
 
     Example:
         >>> SamplingParams.from_args({"temperature": 0.7, "stop": "###"}).stop
@@ -67,7 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     """
 
     temperature: NonNegativeFloat | None = None
-    """0 = greedy."""
+    """Sampling temperature; 0 = greedy."""
     max_tokens: NonNegativeInt | None = None
     """Maximum tokens per response. 0 only scores the prompt (`prompt_logprobs`), on engines that support it."""
     top_p: PositiveFraction | None = None
@@ -79,15 +80,16 @@ class SamplingParams(msgspec.Struct, frozen=True):
     top_k: TopK | None = None
     """Sample from this many of the most likely tokens. 0 or -1 = off."""
     min_p: Fraction | None = None
-    """Sample from tokens whose probability is at least this fraction of the highest one. 0 = off."""
+    """Sample from tokens whose probability is at least this fraction of the highest probability. 0 = off."""
     repetition_penalty: PositiveFloat | None = None
-    """Divide positive logits of tokens in the prompt and the answer by this, and multiply negative ones. 1 = off."""
+    """Divide positive logits of tokens in the prompt and the answer by this number, and multiply negative logits by it. 1 =
+    off."""
     presence_penalty: Penalty | None = None
-    """Subtracted from the logits of tokens that the answer already contains. 0 = off."""
+    """Number that is subtracted from the logits of tokens that the answer already contains. 0 = off."""
     frequency_penalty: Penalty | None = None
-    """Subtracted from the logits of tokens of the answer once per occurrence. 0 = off."""
+    """Number that is subtracted from the logits of the answer's tokens, once per occurrence. 0 = off."""
     logit_bias: dict[NonNegativeInt, Bias] | None = None
-    """Token id → number added to its logit."""
+    """Token id → number that is added to the token's logit."""
     stop_token_ids: list[NonNegativeInt] | None = None
     """Additional token ids that end the answer."""
     min_tokens: NonNegativeInt | None = None
@@ -97,7 +99,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     logprobs: NonNegativeInt | None = None
     """Return the log-probability of each sampled token and of this many of the most likely tokens at its position."""
     prompt_logprobs: NonNegativeInt | None = None
-    """The same for the tokens of the prompt."""
+    """Return the same log-probabilities for the tokens of the prompt."""
     response_format: JsonObject | None = None
     """JSON output in OpenAI's form: {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}."""
     structured_outputs: JsonObject | None = None
@@ -109,8 +111,8 @@ class SamplingParams(msgspec.Struct, frozen=True):
     def from_args(*args: Mapping[str, object] | None) -> SamplingParams:
         """Build sampling parameters from dicts with OpenAI's and vLLM's names; later dicts take precedence.
 
-        OpenAI's other forms are accepted: `max_completion_tokens`, a single text as `stop`, `logit_bias` with text
-        keys, `logprobs: true` with `top_logprobs`. None means not given; unknown names go to `extra`.
+        The other forms of OpenAI's API are accepted: `max_completion_tokens`, a single text as `stop`, `logit_bias` with text
+        keys, `logprobs: true` with `top_logprobs`. None means that a parameter is not set; unknown names go to `extra`.
 
         Raises:
             ConfigError: a value has the wrong type or is out of range.
@@ -141,7 +143,9 @@ class SamplingParams(msgspec.Struct, frozen=True):
 
 
 def _normalized(args: JsonObject) -> JsonObject:
-    """Return sampling arguments with OpenAI's other names and forms replaced by those of `SamplingParams`."""
+    """Return sampling arguments in which OpenAI's other names and forms are replaced by the names and forms of
+    `SamplingParams`.
+    """
     if "max_completion_tokens" in args:
         args["max_tokens"] = args.pop("max_completion_tokens")
     if isinstance(args.get("stop"), str):
@@ -179,7 +183,7 @@ def _check_combinations(sampling: SamplingParams) -> None:
 class Limits(Settings, frozen=True, kw_only=True):
     """Limits of one rollout, in addition to those of its environment. None = no limit.
 
-    A rollout that reaches a limit ends with that stop condition and is scored.
+    A rollout that reaches a limit ends with the limit's stop condition and is scored.
 
     Example:
         >>> Limits(max_turns=5, timeout_seconds=60)
@@ -193,16 +197,16 @@ class Limits(Settings, frozen=True, kw_only=True):
     max_total_tokens: PositiveInt | None = None
     """Maximum sum of prompt and completion tokens over all turns; checked before each turn."""
     max_cost: PositiveFloat | None = None
-    """Maximum cost of these tokens, in the currency of the price table; checked before each turn."""
+    """Maximum cost of the prompt and completion tokens over all turns, in the currency of the price; checked before each turn."""
     timeout_seconds: Seconds | None = None
     """Maximum wall time in seconds."""
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """The model must call a tool."""
+    """A requirement that the model calls a tool."""
 
     names: tuple[str, ...]
-    """Allowed tools; at least one."""
+    """Names of the allowed tools; at least one name."""
     parallel: bool = True
     """Whether several calls are allowed."""
 
@@ -214,9 +218,9 @@ class Token(msgspec.Struct, frozen=True):
     logprob: float
     """Log-probability under the sampling distribution."""
     top: list[tuple[int, float]] | None = None
-    """The most likely ids at its position with their log-probabilities, if `SamplingParams.logprobs` requests them."""
+    """The most likely ids at the token's position with their log-probabilities, if `SamplingParams.logprobs` requests them."""
     text: str | None = None
-    """With stop texts: the new text that can no longer be part of a stop text."""
+    """New text that can no longer be part of a stop text, if there are stop texts."""
 
 
 OnToken = Callable[[Token], None]
@@ -276,15 +280,15 @@ class Response(msgspec.Struct, frozen=True):
     attempts: list[str] = []
     """One line per failed attempt before this answer, oldest first."""
     top_logprobs: list[list[tuple[int, float]]] | None = None
-    """For each sampled token the most likely ids at its position, if `SamplingParams.logprobs` requests them."""
+    """For each sampled token, the most likely ids at its position, if `SamplingParams.logprobs` requests them."""
     prompt_logprobs: list[float] | None = None
     """Log-probability of each prompt token after the first, at temperature 1, if `SamplingParams.prompt_logprobs` requests it."""
     prompt_top_logprobs: list[list[tuple[int, float]]] | None = None
-    """For each of these tokens the most likely ids at its position."""
+    """For each of the tokens in `prompt_logprobs`, the most likely ids at its position."""
 
     @staticmethod
     def of(message: Message, prompt_ids: list[int], made: Generation, finish_reason: str | None = None) -> Response:
-        """Return the response for a generation of an engine; `finish_reason` overrides that of the generation."""
+        """Return the response for a generation of an engine; `finish_reason` overrides the generation's own."""
         return Response(
             message,
             Usage(len(prompt_ids), len(made.ids)),
@@ -371,13 +375,13 @@ class Generation(msgspec.Struct, frozen=True):
     policy_version: int
     """Version of the weights that sampled the first token."""
     top_logprobs: list[list[tuple[int, float]]] | None = None
-    """For each token the most likely ids at its position with their log-probabilities; None if not requested."""
+    """For each token, the most likely ids at its position with their log-probabilities; None if not requested."""
     prompt_logprobs: list[float] | None = None
     """Log-probability of each prompt token after the first, at temperature 1; None if not requested."""
     prompt_top_logprobs: list[list[tuple[int, float]]] | None = None
-    """For each of these tokens the most likely ids at its position."""
+    """For each of the tokens in `prompt_logprobs`, the most likely ids at its position."""
     text: str | None = None
-    """Text of the ids, cut before the stop text that ended the generation; None if no stop texts were given."""
+    """Text of the ids, cut before the stop text that ended the generation; None if the request had no stop texts."""
     stopped_by: str | int | None = None
     """The stop text or the token id that ended the generation."""
     version_spans: list[tuple[int, int]] = []
@@ -425,11 +429,11 @@ class InferenceEngine(Protocol):
 
 
 def available_tokens(prompt_ids: Sequence[int], vocab: int, context: int, min_new_tokens: int = 1) -> int:
-    """Return how many tokens may follow a prompt.
+    """Return the number of tokens that may follow a prompt.
 
     Args:
         context: Maximum number of tokens of prompt and answer together.
-        min_new_tokens: Tokens that must fit after the prompt; 0 to only score it.
+        min_new_tokens: Number of tokens that must fit after the prompt; 0 if the prompt is only scored.
     """
     if len(prompt_ids) == 0:
         raise ConfigError("the prompt has no tokens; expected at least one")

@@ -1,7 +1,7 @@
 """Number types with ranges.
 
 The type of a setting states its range: `epochs: PositiveInt`. The check, the error message, `--help`, and docs/settings.md all
-read the range from the type (see `rove.core.checks`), so that no module states it a second time.
+read the range from the type (see `rove.core.checks`), so that no other module states it.
 
 Rule: every number has a range, and no number may be nan or infinite. "No limit" is None, or -1 if the type allows it,
 but never infinity.
@@ -22,7 +22,7 @@ from rove.core.plain import JsonMapping
 MAX_INT = 2**63 - 1
 """Largest integer of TOML. Messages do not show it as an upper bound."""
 MAX_FLOAT = sys.float_info.max
-"""Largest finite number: as an upper bound it refuses infinity and nan. Messages do not show it."""
+"""Largest finite number. As an upper bound, it refuses infinity and nan. Messages do not show it."""
 MAX_SECONDS = 1e9
 """Largest time limit, 31 years; timers overflow at 292 years."""
 
@@ -139,6 +139,6 @@ def _extra(info: object) -> JsonMapping:
 
 
 def form_of(annotation: object) -> str:
-    """Return a text that says which values a text type such as `Device` expects; "" if every text is allowed."""
+    """Return a description of the values that a text type such as `Device` allows; "" if every text is allowed."""
     info = msgspec.inspect.type_info(annotation)
     return _extra(info).get("expected", "") if isinstance(info, msgspec.inspect.Metadata) else ""

@@ -36,13 +36,13 @@ class StepTokens(msgspec.Struct, frozen=True):
     logprobs: list[float]
     """Log-probability of each sampled id under the sampling distribution (temperature applied)."""
     policy_version: int = 0
-    """Version of the weights that sampled the ids; the oldest one if they changed during the turn."""
+    """Version of the weights that sampled the ids; if the weights changed during the turn, the oldest version."""
     version_spans: list[tuple[int, int]] = []
-    """If the weights changed: each version, oldest first, and the number of ids that it sampled."""
+    """If the weights changed during the turn: each version, oldest first, with the number of ids that it sampled."""
 
     @property
     def versions(self) -> list[tuple[int, int]]:
-        """Each version of the weights, oldest first, and the number of ids that it sampled."""
+        """Each version of the weights, oldest first, with the number of ids that it sampled."""
         return self.version_spans or [(self.policy_version, len(self.completion_ids))]
 
     @property
@@ -67,14 +67,14 @@ class TrajectoryStep(msgspec.Struct, frozen=True):
     finish_reason: str = "stop"
     usage: Usage = Usage()
     seconds: float = 0.0
-    """Wall time of the answer."""
+    """Wall time of the answer in seconds."""
     tokens: StepTokens | None = None
     attempts: list[str] = []
     """One line per failed attempt before this answer, oldest first."""
     reward: float | None = None
     """Reward of this turn, in addition to the rollout's reward; None if not set. RL uses this reward; evaluation does not."""
     tools: list[ToolDefinition] | None = None
-    """Tools of this turn if they differ from those of the rollout; [] = none."""
+    """Tools of this turn if they differ from the rollout's tools; [] = no tools."""
 
     def __getitem__(self, key: str) -> Any:  # steps of `verifiers` v0 are dicts
         return getattr(self, key)
@@ -93,6 +93,8 @@ class TrajectoryStep(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "reward", float(value))
 
 
+PROMPT_TOO_LONG = "prompt_too_long"
+"""Stop condition of a rollout whose next prompt does not fit the model's context."""
 REWARD_ERRORS = "reward_errors"
 """Key of `Scores.extras`: reward function → the error that it raised, which counted as 0.0."""
 
@@ -114,7 +116,7 @@ class Scores(msgspec.Struct, frozen=True):
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
-    """An exception as data: the phase of the rollout, type, message, and every failed attempt before it."""
+    """An exception as data: the phase of the rollout, the type, the message, and the failed attempts before the exception."""
 
     phase: str
     type: str
@@ -124,7 +126,7 @@ class ErrorInfo(msgspec.Struct, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """Wall seconds of a rollout's parts."""
+    """Wall time of a rollout's parts in seconds."""
 
     total: float = 0.0
     model: float = 0.0
@@ -139,7 +141,7 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     example_id: int
     """The example's position in its dataset."""
     rollout_index: int
-    """Position in its group: 0 … rollouts_per_example − 1."""
+    """Position of the rollout in its group: 0 … rollouts_per_example − 1."""
     seed: int
     prompt: list[MessageDict]
     completion: list[MessageDict]
@@ -155,20 +157,21 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     temperature: float | None = None
     """Sampling temperature, if one was requested."""
     step: int | None = None
-    """Training step that sampled it; None outside RL."""
+    """Training step that sampled the rollout; None outside RL."""
     tools: list[ToolDefinition] | None = None
     """Tools offered to the model, in the OpenAI wire form; None = none."""
     schema_version: int = SCHEMA_VERSION
     env_id: str = ""
-    """Environment within an `EnvGroup`, "outer/inner" in nested ones; "" outside of groups."""
+    """Environment within an `EnvGroup`, "outer/inner" in nested groups; "" outside of groups."""
     model_roles: dict[str, list[TrajectoryStep]] = {}
-    """Answers of other models (judges, opponents, simulated users) by role. They are not part of `usage` and never trained on."""
+    """Answers of other models (judges, opponents, simulated users) by role. They are not part of `usage`, and rove never trains
+    on them."""
     renderings: dict[int, Rendering] = {}
     """Rendering of the state after a message, by its position in prompt + completion, for environments that render."""
 
     @property
     def reward(self) -> float | None:
-        """The reward, or None when the rollout failed."""
+        """The reward; None if the rollout failed."""
         return self.scores.reward if self.scores else None
 
     @property
@@ -206,15 +209,15 @@ class Outcome(msgspec.Struct, frozen=True):
     timing: Timing = Timing()
     step: int | None = None
     turn_seconds: list[float] = []
-    """Wall time of each model turn."""
+    """Wall time of each model turn in seconds."""
     retries: int = 0
     """Number of failed attempts before the answers."""
     env_id: str = ""
     """See `RolloutRecord.env_id`."""
     model_roles: dict[str, list[Usage]] = {}
-    """Tokens of each answer, by role."""
+    """Token counts of each answer, by role."""
 
     @property
     def reward(self) -> float | None:
-        """The reward, or None when the rollout failed."""
+        """The reward; None if the rollout failed."""
         return self.scores.reward if self.scores else None

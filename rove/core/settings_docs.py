@@ -38,7 +38,7 @@ class Setting(NamedTuple):
 
 
 def documented_fields(module: str, struct: str) -> dict[str, str]:
-    """Return the fields of a settings struct and the first paragraph of each docstring; "" without one.
+    """Return the fields of a settings struct, each with the first paragraph of its docstring ("" without a docstring).
 
     The source is parsed, not imported: importing torch takes seconds.
 
@@ -74,7 +74,7 @@ def _docstring(node: ast.stmt | None) -> str:
 
 
 def settings_of(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[Setting]:
-    """Yield every setting of a struct; nested tables come under dotted names."""
+    """Yield every setting of a struct; settings of nested tables have dotted names."""
     meanings: dict[str, str] = {}
     for base in reversed(kind.__mro__):  # bases first: a subclass may replace the docstring of a setting
         if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
@@ -90,7 +90,7 @@ def settings_of(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[Settin
 
 
 def type_text(annotation: Any) -> str:
-    """Return a type in words: a number with its range, a table of numbers with the range of its values."""
+    """Return a type in words: for a number, with its range; for a table of numbers, with the range of its values."""
     allowed = range_of(annotation)
     if allowed is not None:
         return allowed.description

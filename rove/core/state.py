@@ -1,4 +1,4 @@
-"""The mutable state of a rollout: the author's keys, and separately rove's own bookkeeping (docs/decisions/state.md)."""
+"""The mutable state of a rollout: the author's keys and, separately, rove's own bookkeeping (docs/decisions/state.md)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Bookkeeping:
     tools: list[ToolDefinition] | None = None
     """Tools that the model was offered."""
     reads_tools: bool = False
-    """Whether `state["tools"]` has to be a list of tool definitions, as in a `ToolEnv`."""
+    """Whether `state["tools"]` must be a list of tool definitions, as in a `ToolEnv`."""
     seed: int = 0
     env_seed: int = 0
     stop_condition: str | None = None
@@ -51,7 +51,7 @@ class Bookkeeping:
     role_clients: Any = None
     """Clients by role that replace the environment's clients, see `rove.query`."""
     conversations: list[list[TrajectoryStep]] | None = None
-    """Steps of all conversations of the rollout, if there are several conversations."""
+    """Steps of all conversations of the rollout if there are several conversations; else None."""
     conversation: int = 0
     """Number of this conversation in a worker."""
     remote: Any = None
@@ -62,12 +62,10 @@ class Bookkeeping:
     sync_calls: Any = None
     agent_threads: Any = None
     given: frozenset[str] = frozenset()
-    """Names of the fields with which the state was created; the mapping reads these even if they are empty."""
+    """Names of the fields with which the state was created; the mapping reads these fields even if they are empty."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Bookkeeping:
-        """Return a copy with its own containers; steps, clients and processes are shared, because the latter two cannot
-        be copied.
-        """
+        """Return a copy with its own containers. Steps, clients and processes are shared; the latter two cannot be copied."""
         copied = copy.copy(self)
         for item in fields(self):
             value = getattr(self, item.name)
@@ -79,7 +77,7 @@ class Bookkeeping:
 
 _FIELDS = frozenset(item.name for item in fields(Bookkeeping)) - {"given"}
 _OWN_FIELDS = _FIELDS - {"prompt", "tools"}
-"""Fields that `State(…)` puts into the bookkeeping; authors may set the other two, which it puts into the mapping."""
+"""Fields that `State(…)` puts into the bookkeeping; it puts `prompt` and `tools`, which authors may set, into the mapping."""
 READABLE = frozenset(
     {
         *("input", "prompt", "completion", "trajectory", "model_roles", "tools", "seed", "env_seed", "stop_condition"),
@@ -114,7 +112,8 @@ class State(dict[str, Any]):
     """
 
     def __init__(self, *mappings: object, **values: Any):
-        """Make a state: names of `Bookkeeping` go there, except for those that authors set; all others into the mapping."""
+        """Make a state: fields of `Bookkeeping` go into the bookkeeping, except for fields that authors set; all other keys go
+        into the mapping."""
         recorded = {name: values.pop(name) for name in _OWN_FIELDS & values.keys()}
         super().__init__(*mappings, **values)
         source = mappings[0] if mappings else None
@@ -142,7 +141,7 @@ class State(dict[str, Any]):
         return len(self) > 0 or bool(self._bookkeeping.given)
 
     def _inherited(self, key: Any) -> Any:
-        """Return what the mapping reads under a key that it does not have itself, or `_ABSENT`."""
+        """Return the value that the mapping reads under a key that it does not have itself, or `_ABSENT`."""
         if self._is_recorded(key):
             value = getattr(self._bookkeeping, key)
             return [] if key == "completion" and value is None else value

@@ -27,7 +27,7 @@ STORY = "Tell a short story about a lighthouse."
 FIRST_MAX_TOKENS = 32
 """Maximum tokens of the first response: few, so that a slow server responds in time."""
 MAX_TOKENS = 256
-"""Maximum tokens of further responses of a fast server: enough for models that think first."""
+"""Maximum tokens of each further response of a fast server: enough for models that think first."""
 TOOL_TOKENS = 64
 """Maximum tokens of a tool call from a slow server."""
 STORY_MAX_TOKENS = 16
@@ -37,9 +37,9 @@ IMPOSSIBLE_TOKENS = 1 << 30
 """A number of tokens that exceeds every model's context."""
 SLOW = ("see the server's log; rove eval waits 600 s for each response", "the server is slow or hangs")
 UNSUPPORTED = ("see the server's settings", "the server does not support this request")
-"""Remedy and cause if the server does not respond in time, or refuses a request."""
+"""Remedy and cause to report if the server does not respond in time, or refuses a request."""
 SLOW_RESPONSE_S = 30.0
-"""Seconds for a few tokens above which latency is a warning."""
+"""Seconds for a response of a few tokens; if it takes longer, the latency check warns."""
 CONTEXT_NAMES = (
     "max_model_len",  # vLLM, SGLang, rove
     "context_length",  # OpenRouter, LM Studio
@@ -62,7 +62,7 @@ async def check_endpoint(
 ) -> AsyncIterator[Finding]:
     """Yield findings about a model behind an endpoint; stop if it does not respond at all.
 
-    Slow servers get requests for few tokens. A response that exceeds the client's timeout is a warning, not a failure.
+    For slow servers, requests ask for fewer tokens. A response that exceeds the client's timeout is a warning, not a failure.
 
     Args:
         client: Client of the endpoint; not closed.
@@ -135,7 +135,7 @@ async def list_models(client: EndpointClient) -> list[JsonObject]:
 
 
 def check_key(listed: Sequence[Any] | Error, response: Response | Error) -> Finding:
-    """Check whether the key is accepted: some servers list their models without one."""
+    """Check whether the server accepts the API key. Some servers list their models even without a key."""
     for result in (response, listed):
         if isinstance(result, Error) and re.search(r"HTTP 40[13]\b", str(result)):
             return Finding("key", _error_text(result))
@@ -291,7 +291,7 @@ async def check_streaming(client: EndpointClient, model: str) -> Finding:
 
 
 async def check_latency(client: EndpointClient, model: str) -> Finding:
-    """Measure the latency of a short response: the median of three, one at a time."""
+    """Measure the latency of a short response: the median of three requests, sent one after another."""
     taken, tokens = [], 0
     for _ in range(3):
         started = time.perf_counter()

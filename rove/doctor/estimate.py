@@ -25,60 +25,60 @@ from rove.utils.processes import peak_memory
 from rove.utils.units import human_bytes, human_seconds
 
 MAX_TURN_TOKENS = 9
-"""Tokens per turn up to which sampling is measured; more are extrapolated."""
+"""Maximum tokens per turn for which sampling is measured; the time of longer turns is extrapolated."""
 TRAINED_SHARE = 0.5
-"""Share of the groups of an RL step that have different rewards and are trained on; 0.1 to 0.9, depending on the environment."""
+"""Assumed share of an RL step's groups that have different rewards and are trained on; it is 0.1 to 0.9 in practice."""
 FORWARD_SHARE = 1 / 3
-"""Time of a forward pass relative to a forward and a backward pass."""
+"""Time of a forward pass as a fraction of the time of a forward and a backward pass."""
 OVERHEAD = 1.2
-"""Time of a step relative to its measured parts: rewards, advantages, files, and models that need more turns than the teacher."""
+"""Factor for what is not measured in a step: rewards, advantages, files, and models that need more turns than the teacher."""
 SAMPLED_ROWS = 3
-"""Rows of the results table that the model samples: base, SFT and RL."""
+"""Number of rows of the results table for which the model is sampled: base, SFT and RL."""
 ROWS = 5
-"""Rows of the results table: these and two scripted policies."""
+"""Number of rows of the results table: the sampled rows and two scripted policies."""
 REPEATS = 2
-"""Times that each part is measured; the shortest counts."""
+"""Number of times that each part is measured; the shortest time counts."""
 RUNTIME_BYTES = 60e6
-"""Memory of libraries and buffers that a run needs and the measured passes have not loaded."""
+"""Bytes of libraries and buffers that a run needs, but that the measured passes have not loaded."""
 CACHED_SHARE = 1.5
-"""Size of the KV cache relative to the keys and values of the longest possible rollouts. Caches of finished rollouts are
-kept, rows are padded; most rollouts end earlier."""
+"""Size of the KV cache relative to the keys and values of the longest possible rollouts. Caches of finished rollouts are kept
+and rows are padded, but most rollouts end earlier."""
 TOKEN_BYTES = 120
-"""Memory of a token of the training data of SFT, as Python objects."""
+"""Bytes per token of the SFT training data, which is held as Python objects."""
 
 
 class Workload(NamedTuple):
     """The rollouts of a recipe."""
 
     rollouts: Sequence[tuple[list[int], list[bool]]]
-    """Some of them: token ids, and which of the tokens are sampled."""
+    """A part of the rollouts, each as its token ids and whether each token was sampled."""
     turns: float
     """Mean number of responses in a rollout."""
     data_rollouts: int
-    """Rollouts of the teacher; 0 without SFT."""
+    """Number of the teacher's rollouts; 0 without SFT."""
     conversations: int
-    """Those that SFT trains on."""
+    """Number of conversations that SFT trains on."""
     untrained_turns: int
-    """Maximum number of responses in a rollout of a model that has not learned the format."""
+    """Maximum number of responses in a rollout while the model has not learned the format."""
     environment_seconds: float
-    """Seconds per rollout of the environment and the rubric."""
+    """Seconds that the environment and the rubric take per rollout."""
     teacher_seconds: float
-    """Seconds per rollout of the teacher."""
+    """Seconds that the teacher takes per rollout."""
     setup_seconds: float
     """Seconds that an evaluation needs before its rollouts: loading data, starting processes."""
     table_rollouts: int
-    """Rollouts per row of the results table, over all conditions."""
+    """Number of rollouts per row of the results table, over all conditions."""
     conditions: int
-    """Evaluations per row of the results table."""
+    """Number of evaluations per row of the results table."""
 
     @property
     def tokens(self) -> float:
-        """Mean tokens of a rollout."""
+        """Mean number of tokens in a rollout."""
         return statistics.fmean(len(ids) for ids, _ in self.rollouts)
 
     @property
     def sampled_tokens(self) -> float:
-        """Mean tokens of a rollout that the model samples."""
+        """Mean number of tokens in a rollout that the model samples."""
         return statistics.fmean(sum(mask) for _, mask in self.rollouts)
 
 
@@ -86,7 +86,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds and bytes that the stages of a recipe need."""
 
     data: float
-    """Seconds of the teacher's rollouts."""
+    """Seconds for the teacher's rollouts."""
     sft_step: float
     """Seconds per step of SFT, including evaluations."""
     sft_steps: int
@@ -96,15 +96,15 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     rl_steps: int
     """Maximum number of steps."""
     initial: float
-    """Seconds of the evaluation before RL."""
+    """Seconds for the evaluation before RL."""
     table: float
-    """Seconds of the results table."""
+    """Seconds for the results table."""
     memory: float
-    """Peak bytes."""
+    """Peak memory in bytes."""
 
     @property
     def most(self) -> float:
-        """Seconds of all stages together, if no stage ends early."""
+        """Seconds for all stages together if no stage ends early."""
         return self.data + self.sft_steps * self.sft_step + self.initial + self.rl_steps * self.rl_step + self.table
 
     def __str__(self) -> str:
@@ -123,7 +123,7 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
     Measures sampling and a training step with random tokens of the workload's lengths.
 
     Args:
-        loaded: A model of the size that is trained; its weights are changed.
+        loaded: A model of the same size as the trained model; its weights are changed.
     """
     on_cpu = loaded.model.device.type == "cpu"
     libraries = resident_memory()
@@ -158,7 +158,8 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
         sft_step += _evaluation_seconds(sft.evaluation, rollout_seconds, work)
         training_conversations = round((1 - sft.validation_fraction) * work.conversations)
         sft_steps = max(1, training_conversations // sft.batch_size) * sft.epochs
-    rl_step = rl.batch_size * rollout_seconds + TRAINED_SHARE * trained * token
+    passes = 1 + FORWARD_SHARE if rl.loss.kl_penalty else 1.0  # the reference model computes the tokens, too
+    rl_step = rl.batch_size * rollout_seconds + TRAINED_SHARE * passes * trained * token
     rl_step += _evaluation_seconds(rl.evaluation, rollout_seconds, work)
     initial = 0.0
     if rl.lr_backoff is not None:  # the learning rate is reduced if a step falls below this evaluation
@@ -188,7 +189,7 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
 def _evaluation_seconds(
     evaluations: Sequence[EvaluationConfig], rollout_seconds: float, work: Workload, every: int | None = None
 ) -> float:
-    """Return the seconds of evaluations per training step, or if each were run every `every` steps."""
+    """Return the seconds that evaluations take per training step; with `every`, as if each evaluation ran every `every` steps."""
     seconds = 0.0
     for evaluation in evaluations:
         num_rollouts = evaluation.num_examples * evaluation.rollouts_per_example

@@ -28,27 +28,27 @@ from rove.train.trainer import MAX_LOGITS_BYTES, scores_natively, token_logprobs
 from rove.utils.units import human_bytes, human_seconds
 
 ADAM_TENSORS = 2
-"""Tensors that AdamW stores per trained weight."""
+"""Number of tensors that AdamW stores per trained weight."""
 BACKWARD_FACTOR = 1.2
-"""Peak memory of a backward pass relative to its saved tensors: gradients are allocated before these are freed."""
+"""Peak memory of a backward pass relative to its saved tensors: gradients are allocated before the saved tensors are freed."""
 LOGITS_FACTOR = 2
-"""Tensors as large as the logits of a micro-batch while PyTorch scores it."""
+"""Number of tensors of the size of a micro-batch's logits that exist while PyTorch scores the micro-batch."""
 CACHE_FACTOR = 2
-"""Key-value cache relative to the tokens of a step's rollouts: rows are padded and copied."""
+"""Size of the key-value cache relative to the tokens of a step's rollouts: rows are padded and copied."""
 LAZY_BYTES = 150e6
 """Bytes of libraries that are loaded and initialized only when the model runs: 120 MB of code, and buffers of oneDNN."""
 UNCERTAINTY = 1.2
 """Factor by which memory estimates may be wrong."""
 SYNTHETIC_TOKENS = 512
-"""Tokens of a synthetic micro-batch."""
+"""Number of tokens in a synthetic micro-batch."""
 LONG_RUN_S = 24 * 3600.0
-"""Duration of a run above which it is a warning."""
+"""Duration of a run in seconds above which the doctor warns."""
 MAX_DRIFT = 0.05
-"""Maximum difference in nats between log-probabilities of sampler and trainer."""
+"""Maximum difference in nats between the log-probabilities of the sampler and the trainer."""
 MAX_BF16_DRIFT = 1.0
-"""The same with products in bf16."""
+"""Maximum difference if matrix products are computed in bf16."""
 NAMED_PARTS = 3
-"""Parts of the memory that are named; the others are added up."""
+"""Number of the largest parts of the memory that are named; the other parts are added up."""
 
 
 class Trial(NamedTuple):
@@ -58,15 +58,15 @@ class Trial(NamedTuple):
     """Tokens in the micro-batch, padding included."""
     seconds: float
     saved: int
-    """Bytes that the layers save for the backward pass; without the logits."""
+    """Bytes that the layers save for the backward pass, without the logits."""
     rows: int
-    """Positions whose logits are computed."""
+    """Number of positions whose logits are computed."""
     drift: float | None
     """Largest difference in nats between the log-probs of the sampler and the trainer; None if nothing was sampled."""
 
 
 def try_training(config: TrainingConfig, loaded: LoadedModel, samples: Sequence[TrainingSequence] = ()) -> Trial:
-    """Run a forward and backward pass over the largest micro-batch of these samples, or a synthetic one; change no weights."""
+    """Run a forward and backward pass over the samples' largest micro-batch, or over a synthetic one; change no weights."""
     model, sampled = loaded.model, bool(samples)
     if not sampled:
         rng = random.Random(0)
@@ -124,7 +124,7 @@ def _pass(model: Any, batch: Batch, recomputed: Sequence[torch.nn.Module]) -> tu
 
 
 def computed_tokens(micro_batch_tokens: int, loaded: LoadedModel, sequences: Sequence[TrainingSequence]) -> int:
-    """Return the tokens that training on these sequences computes; common prefixes are shared."""
+    """Return the number of tokens that training on these sequences computes; common prefixes count once."""
     batches = micro_batches(sequences, micro_batch_tokens, pack=can_pack(loaded.model))
     return sum(batch.ids.numel() for batch in batches)
 
@@ -151,8 +151,9 @@ def memory_needed(
 ) -> dict[str, float]:
     """Return the bytes that a run needs at its peak, by purpose.
 
-    A synchronous run samples and trains in turn and frees the memory of the one before the other: the peak is in one of them,
-    and what only the other needs counts as 0.
+    A synchronous run alternates between sampling and training, and frees the memory of each phase before the next one. The peak
+    is
+    in one of the two phases, and what only the other phase needs counts as 0.
 
     Args:
         loaded: The model, with its adapter if one is trained.
@@ -211,10 +212,11 @@ def _logits_bytes(model: Any, tokens: float, rows: float) -> float:
 
 
 def _head_buffers(model: Any) -> float:
-    """Return the bytes of copies of the output head that a micro-batch needs.
+    """Return the bytes of the copies of the output head that a micro-batch needs.
 
-    A product packs the weight. A trained weight's gradient is computed whole before it is added to the gradients of earlier
-    micro-batches; that of a tied embedding is computed separately.
+    A matrix product packs the weight. A trained weight's gradient is computed whole before it is added to the gradients of
+    earlier
+    micro-batches; the gradient of a tied embedding is computed separately.
     """
     head = model.get_output_embeddings().weight
     embedding = model.get_input_embeddings().weight
@@ -223,7 +225,7 @@ def _head_buffers(model: Any) -> float:
 
 
 def position_bytes(model: Any) -> int:
-    """Return the bytes of keys and values per token."""
+    """Return the size of the keys and values of one token in bytes."""
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     num_attention_layers = sum(kind != "conv" for kind in kinds)  # convolutions keep no keys and values
@@ -237,7 +239,7 @@ def resident_memory() -> int:
 
 
 def memory_free(device: torch.device) -> int | None:
-    """Return the free bytes where the model is; None if unknown."""
+    """Return the free memory of the model's device in bytes; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = []
@@ -302,7 +304,7 @@ def check_disk(config: RLConfig, needed: dict[str, float], rollout_bytes: float,
 
 
 def _severity(needed: float, available: float, certain: float = UNCERTAINTY) -> Severity:
-    """Return how bad it is to need so many bytes; it fails if they are more than `certain` times what is available."""
+    """Return the severity of needing `needed` bytes; the check fails if they exceed `certain` times the available bytes."""
     if needed > certain * available:
         return HIGH
     return MEDIUM if UNCERTAINTY * needed > available else OK

@@ -19,22 +19,22 @@ from rove.train.collect import training_sequences
 from rove.train.sequences import sequences_from_record
 
 EASY_REWARD = 0.8
-"""Fraction of the best reward above which there is little left to learn."""
+"""If the mean reward exceeds this fraction of the best reward, there is little left to learn."""
 MAX_TRUNCATED = 0.05
 """Fraction of truncated responses above which truncation affects training."""
 EQUAL_REWARDS = 0.05
-"""Rewards count as equal if they differ by less than this fraction of the best one."""
+"""Rewards count as equal if they differ by less than this fraction of the best reward."""
 MAX_ZERO_ADVANTAGE = 0.5
-"""Fraction of zero-advantage groups above which a step is much smaller than it looks."""
+"""Fraction of zero-advantage groups above which a step learns from much fewer rollouts than it samples."""
 BAD_FORMAT = 0.5
-"""Mean of a format reward below which most responses cannot be parsed."""
+"""If the mean of a format reward is lower, most responses cannot be parsed."""
 
 
 class Lengths(NamedTuple):
     """Lengths of rollouts in tokens of the model; 0 if there are none."""
 
     prompt: int = 0
-    """The longest prompt of any turn, history included."""
+    """Length of the longest prompt of any turn, including the history."""
     response: int = 0
     shortest_prompt: int = 0
 
@@ -194,7 +194,7 @@ def check_tokens(records: Sequence[RolloutRecord]) -> Finding:
 
 
 def lengths_of(records: Sequence[RolloutRecord], renderer: Renderer) -> Lengths:
-    """Return the lengths of rollouts: exact if they have tokens, else as the model would encode them."""
+    """Return the lengths of rollouts: exact if tokens are recorded, else as the model's tokenizer would encode the messages."""
     prompts: list[int] = []
     responses: list[int] = []
     for record in records:

@@ -53,7 +53,7 @@ from rove.train.sequences import TrainingSequence, sequences_from_record
 from rove.train.settings_checks import check_environment, check_learning_rate, check_model_name, check_settings
 
 SCRIPTED_ROLLOUTS = 8
-"""Rollouts of each scripted policy."""
+"""Number of rollouts of each scripted policy."""
 OnProgress = Callable[[str, int, int], None]
 """Called with the current activity, the number of finished items, and the total."""
 
@@ -63,7 +63,8 @@ class Sampled(NamedTuple):
 
     records: list[RolloutRecord]
     seconds_per_rollout: float
-    """Measured with all groups but the first concurrently; a step has more groups, and is faster per rollout."""
+    """Measured with all groups except the first, run concurrently; a training step has more groups and takes less time per
+    rollout."""
 
 
 async def check_training(
@@ -76,7 +77,7 @@ async def check_training(
 
     Args:
         config: Settings of the run; they may be invalid.
-        groups: Number of groups to sample, including one for warm-up; 0 skips checks that need samples.
+        groups: Number of groups to sample, including a group for warm-up; 0 skips checks that need samples.
     """
     for finding in check_settings(config):
         yield finding
@@ -131,7 +132,7 @@ async def _check_opened(config: RLConfig, env: Environment) -> AsyncIterator[Fin
 
 
 async def check_sandbox(env: Environment) -> Finding | None:
-    """Check what this machine enforces for the environment's sandboxes; None if it has none here."""
+    """Check which limits this machine enforces for the environment's sandboxes; None if no sandbox runs on this machine."""
     backend = getattr(env, "backend", None)  # only sandbox environments have one
     if not isinstance(backend, LocalBackend):
         return None
@@ -153,7 +154,7 @@ async def _check_with_model(
     folder: Path,
     on_progress: OnProgress,
 ) -> AsyncIterator[Finding]:
-    """Yield findings that need the loaded model; `libraries`: bytes of the process before it was loaded."""
+    """Yield findings that need the loaded model; `libraries`: memory of the process in bytes before the model was loaded."""
     client = EngineClient.from_model(loaded, max_batch=config.batch_size)
     context, longest = client.engine.context, min(client.engine.context, config.micro_batch_tokens)
     sampled, scripted = Sampled([], 0.0), list[RolloutRecord]()
@@ -212,7 +213,7 @@ def _check_machine(
 
 
 async def _sampled(config: RLConfig, env: Environment, client: Client, groups: int, on_progress: OnProgress) -> Sampled:
-    """Sample some groups of the first step, spread evenly over it because it may be sorted by difficulty."""
+    """Sample some groups of the first step, spread evenly because its examples may be sorted by difficulty."""
     width = config.batch_size // config.rollouts_per_example
     jobs = plan_groups(env.get_dataset(width), config.rollouts_per_example, config.seed, 0)
     chosen = jobs[:: max(1, width // groups)][:groups]

@@ -18,14 +18,15 @@ from rove.engine.lora import AdapterTokens
 from rove.engine.scheduler import Chunk, Step
 
 KEYS_MULTIPLE = 32
-"""Attention reads a multiple of this many keys. With a new length for every token, oneDNN would compile a new matrix
-product each time. In 16 bits whole rows are read, because PyTorch copies slices before it multiplies."""
+"""The number of keys that attention reads is a multiple of this number: otherwise, with a new length for every token, oneDNN
+would compile a new matrix product each time. In 16 bits, whole rows are read, because PyTorch copies slices before it
+multiplies."""
 MAX_SCORES = 1 << 24
-"""Maximum attention scores computed at once during prefill."""
+"""Maximum number of attention scores computed at once during prefill."""
 
 
 def _rounded_keys(pool: Pool, length: int) -> int:
-    """Return `length` rounded up to `KEYS_MULTIPLE`, at most a row."""
+    """Return `length` rounded up to a multiple of `KEYS_MULTIPLE`, at most the length of a row."""
     return min(pool.capacity, -(-length // KEYS_MULTIPLE) * KEYS_MULTIPLE)
 
 
@@ -52,8 +53,8 @@ class DecodeBatch:
     positions: torch.Tensor
     """[B] positions of the tokens."""
     sources: torch.Tensor
-    """[B] rows with the same content in the first `shared_prefixes` positions. Sequences of a group read the prefix from one
-    row, which then stays in the processor cache."""
+    """[B] rows with the same content in the first `shared_prefixes` positions. All sequences of a group read the prefix from
+    the same row, which then stays in the processor cache."""
     shared_prefixes: torch.Tensor
     """[B] number of these shared positions."""
     longest: int
@@ -102,7 +103,7 @@ class DecodeBatch:
 
     @cached_property
     def bias(self) -> torch.Tensor | None:
-        """[B, keys] −∞ on keys behind the token, else 0; None if every key is visible."""
+        """[B, keys] −∞ for keys after the token, else 0; None if every key is visible."""
         hidden = torch.arange(self.num_keys, device=self.rows.device) > self.positions[:, None]
         if not hidden.any():
             return None
@@ -178,7 +179,7 @@ class Batch:
     max_position: int
     """Largest position."""
     logit_tokens: torch.Tensor | None
-    """Tokens whose logits are needed; None: all."""
+    """Tokens whose logits are needed; None means all tokens."""
     decode_tokens: int
     """Number of decoded tokens."""
     decode: list[DecodeBatch]
@@ -192,7 +193,8 @@ class Batch:
     def from_step(step: Step, shape: CacheShape, one_by_one: bool) -> Batch:
         """Build the tensors of a step whose decoded sequences are sorted by pool.
 
-        With `one_by_one`, prefill tokens attend one by one too (native kernels do this faster than a padded matrix product).
+        With `one_by_one`, prefill tokens also attend one by one (with native kernels, that is faster than a padded matrix
+        product).
         """
         decode = [Piece(slot, len(seq.tokens) - 1, 1) for seq in step.decode if (slot := seq.slot) is not None]
         chunks = [Piece(slot, start, size) for seq, start, size in step.chunks if (slot := seq.slot) is not None]

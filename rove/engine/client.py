@@ -1,4 +1,4 @@
-"""Client for an inference engine: messages or text to tokens, completions to messages with their exact tokens."""
+"""Client for an inference engine: it converts messages or text to tokens, and completions to messages with their exact tokens."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rove.rendering.reasoning import OPENED, OPENED_REASONING
 from rove.rendering.renderer import IncrementalDetokenizer, Renderer
 
 PROMPT_END_TOKENS = 8
-"""Tokens at the end of a prompt that show whether it opens the reasoning: usually a tag and a line break."""
+"""Number of tokens at the end of a prompt that are checked for an opening reasoning tag, usually followed by a line break."""
 
 
 class ClientEngine(InferenceEngine, Protocol):
-    """What `EngineClient` needs of an engine in addition to `InferenceEngine`."""
+    """An engine with the additional methods that `EngineClient` needs besides `InferenceEngine`."""
 
     max_batch: int
-    """Suggested maximum of concurrent requests."""
+    """Suggested maximum number of concurrent requests."""
 
     @property
     def context(self) -> int:
@@ -81,9 +81,9 @@ class EngineClient(Generic[AnEngine]):
 
         The tokens of `request.previous` are extended, not tokenized again, unless the earlier messages have changed. A
         `request.model` that names a loaded adapter selects it; any other name means the base model. Tool calls are
-        parsed from the completion. `request.tool_choice` constrains the completion to calls of the chosen tools; if the
-        length limit cuts the last call, the complete ones are kept. `request.on_text` receives the text as it is
-        sampled, except for a suffix that may still become a stop string or a tool call.
+        parsed from the completion. `request.tool_choice` constrains the completion to calls of the chosen tools; if the length
+        limit cuts the last call, the complete calls are kept. `request.on_text` receives the text as it is sampled, except for
+        a suffix that may still become a stop string or a tool call.
 
         Raises:
             ConfigError: The model cannot call tools, or a sampling parameter is not supported.
@@ -120,7 +120,15 @@ class EngineClient(Generic[AnEngine]):
         for name in ("response_format", "structured_outputs"):
             if getattr(sampling, name) is not None:
                 raise ConfigError(f"tool_choice forces a tool call, and {name} is given too; expected only one of them")
-        grammar = tool_call_grammar(tool_format, request.tools or [], request.tool_choice, self.renderer.special_token)
+        support = self.renderer.tool_support
+        grammar = tool_call_grammar(
+            tool_format,
+            request.tools or [],
+            request.tool_choice,
+            self.renderer.special_token,
+            is_exact=not support.keeps_text,
+            has_ids=support.writes_ids,
+        )
         return msgspec.structs.replace(sampling, structured_outputs={"grammar": grammar})
 
     def _message(self, request: Request, prompt_ids: list[int], generation: Generation) -> Message:

@@ -28,14 +28,20 @@ from rove.rendering.tag_calls import TAG_TEXTS, TagTexts, argument_head, json_ty
 from rove.rendering.tool_calls import Format
 
 WHITESPACE = " ?"
-"""Whitespace between the parts of a JSON text: at most one space. If any whitespace is allowed, as in JSON, small models (and
-occasionally large ones) write line breaks until they run out of tokens."""
+"""Pattern of whitespace between the parts of a JSON text: at most one space. If any whitespace is allowed, as in JSON, small
+models (and occasionally large models) write line breaks until they run out of tokens."""
+
+TEMPLATE_JSON: JsonObject = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""Settings of llguidance for JSON as chat templates write it."""
+CALL_ID = "/[a-zA-Z0-9]{9}/"
+"""Expression for the id of a call in Mistral's formats."""
 
 MAX_GRAMMAR_CHARACTERS = 200_000
 """Maximum size of a grammar. The cost of smaller grammars is measured by compiling them in a worker process; see
 `grammar_check`."""
 MAX_MASK_SECONDS = 2.0
-"""Maximum CPU time for computing the allowed tokens of one position. The event loop waits for it, so a slower grammar fails."""
+"""Maximum CPU time for computing the allowed tokens of one position. The event loop is blocked meanwhile, so a slower grammar
+fails."""
 
 
 class Constraint:
@@ -46,8 +52,8 @@ class Constraint:
         self._is_slow = False
 
     def mask(self, vocab: int) -> torch.Tensor:
-        """Return which of the model's `vocab` tokens may come next: [V], bool, on the CPU. At least one token may,
-        unless `error` is set.
+        """Return which of the model's `vocab` tokens may come next: [V], bool, on the CPU. There is at least one, unless
+        `error` is set.
         """
         started = time.thread_time()
         bias = bytearray(self._matcher.compute_logit_bias())
@@ -57,7 +63,7 @@ class Constraint:
         return torch.nn.functional.pad(allowed, (0, vocab - len(allowed)))
 
     def advance(self, token: int) -> None:
-        """Consume a sampled token; `error` is set if it is not allowed."""
+        """Consume a sampled token; `error` is set if the token is not allowed."""
         self._matcher.consume_token(token)
 
     @property
@@ -67,7 +73,7 @@ class Constraint:
 
     @property
     def error(self) -> str:
-        """Why the grammar failed, such as a limit on its complexity; "" if it did not."""
+        """Reason why the grammar failed, such as a limit on its complexity; "" if it did not fail."""
         if self._is_slow:
             return f"the allowed tokens of one position took more than {MAX_MASK_SECONDS:g} s; simplify the grammar"
         return readable(self._matcher.get_error())
@@ -185,17 +191,28 @@ FindSpecialToken = Callable[[str], int | None]
 """Return the id of the special token with this text; None for ordinary text."""
 
 MAX_CALLS = 8
-"""Maximum calls in one response; small models tend to repeat themselves until they run out of tokens."""
+"""Maximum number of calls in one response; small models tend to repeat themselves until they run out of tokens."""
 _COMPOSED = {"$ref", "allOf", "anyOf", "oneOf"}
-"""Parts of a schema that may describe arguments not in its `properties`."""
+"""Keywords of a schema that may describe arguments that are not in its `properties`."""
 
 
 def tool_call_grammar(
-    tool_format: Format, tools: Sequence[JsonMapping], choice: ToolChoice, special_token: FindSpecialToken
+    tool_format: Format,
+    tools: Sequence[JsonMapping],
+    choice: ToolChoice,
+    special_token: FindSpecialToken,
+    is_exact: bool = False,
+    has_ids: bool = False,
 ) -> str:
-    """Return the Lark grammar of one or more calls of the tools that `choice` names."""
+    """Return the Lark grammar of one or more calls of the tools that `choice` names.
+
+    Args:
+        is_exact: Whether the template writes a sampled call again from its arguments. The spaces of the JSON are then those that
+            templates write; otherwise, the next turn would not continue the sampled tokens.
+        has_ids: Whether the template writes ids into calls; only those of Mistral's formats are left to the model.
+    """
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in choice.names]
-    lark = _Lark(special_token)
+    lark = _Lark(special_token, is_exact, has_ids)
     write_rules = _WRITERS[tool_format.name]
     begin, separator, end, calls = write_rules(lark, functions)
     any_call = f"({' | '.join(calls)})"
@@ -204,8 +221,10 @@ def tool_call_grammar(
 
 
 class _Lark:
-    def __init__(self, special_token: FindSpecialToken):
+    def __init__(self, special_token: FindSpecialToken, is_exact: bool = False, has_ids: bool = False):
         self.rules: list[str] = []
+        self.has_ids = has_ids
+        self._json_settings = TEMPLATE_JSON if is_exact else {"whitespace_pattern": WHITESPACE}
         self._special_token = special_token
 
     def literal(self, text: str) -> str:
@@ -223,10 +242,10 @@ class _Lark:
         return " ".join("/[0-9]{1,3}/" if piece == "{index}" else self.mark(piece) for piece in pieces if piece)
 
     def text_until(self, end: str) -> str:
-        """Return an expression for any text without `</`, and the mark after it.
+        """Return an expression for any text without `</` and the mark `end` after the text.
 
-        The text and an ordinary mark are one regular expression: llguidance matches the longest text, which would include the
-        beginning of the mark.
+        If the mark is ordinary text, both are one regular expression: llguidance matches the longest text, which would otherwise
+        include the beginning of the mark.
         """
         text = r"([^<]|<+[^<\/])*"
         token = self._special_token(end)
@@ -236,19 +255,20 @@ class _Lark:
         return f"/{text}{mark}/"
 
     def rule(self, body: str) -> str:
-        """Add a rule; returns its name."""
+        """Add a rule; return the rule's name."""
         name = f"r{len(self.rules)}"
         self.rules.append(f"{name}: {body}")
         return name
 
     def json(self, schema: Mapping[str, object]) -> str:
-        """Add a rule for the JSON texts that match a schema; returns its name."""
-        guided_schema = {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}
+        """Add a rule for the JSON texts that match a schema; return the rule's name."""
+        guided_schema = {**schema, "x-guidance": self._json_settings}
         return self.rule("%json " + json.dumps(guided_schema))
 
 
 CallRules = tuple[str, str, str, list[str]]
-"""Expressions for the beginning, the separator between calls, the end, and the call of each function."""
+"""Expressions for the beginning of the calls, the separator between calls, the end of the calls, and the call of each function.
+"""
 
 
 def _schema(function: JsonMapping) -> JsonObject:
@@ -267,7 +287,7 @@ def _schema(function: JsonMapping) -> JsonObject:
 
 
 def _valid_parameters(function: JsonMapping) -> JsonMapping:
-    """Return the schema of a function's arguments, which may come from a client, as far as rove itself reads it."""
+    """Return the schema of a function's arguments after checking the parts that rove reads, because a client may have sent it."""
     schema = function.get("parameters") or {"properties": {}}
     is_valid = isinstance(schema, Mapping)
     if is_valid:
@@ -289,10 +309,10 @@ def _undescribed(schema: JsonMapping) -> list[str]:
     return sorted(set(schema.get("required") or ()) - described)
 
 
-def _json_call(lark: _Lark, function: Mapping[str, object], key: str = "arguments") -> str:
+def _json_call(lark: _Lark, function: Mapping[str, object], key: str = "arguments", id: str = "") -> str:
     name = json.dumps(function["name"], ensure_ascii=False)
     begin = lark.literal(f'{{"name": {name}, "{key}": ')
-    return f"{begin} {lark.json(_schema(function))} {lark.literal('}')}"
+    return f"{begin} {lark.json(_schema(function))} {id} {lark.literal('}')}"
 
 
 def _tagged(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
@@ -309,15 +329,18 @@ def _llama(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
 
 def _mistral(lark: _Lark, functions: Sequence[Mapping[str, object]]) -> CallRules:
     begin = f"{lark.mark('[TOOL_CALLS]')} {lark.literal('[')}"
-    calls = [_json_call(lark, function) for function in functions]
+    id_key, quote = lark.literal(', "id": "'), lark.literal('"')
+    id = f"{id_key} {CALL_ID} {quote}" if lark.has_ids else ""
+    calls = [_json_call(lark, function, id=id) for function in functions]
     return begin, lark.literal(", "), lark.literal("]"), calls
 
 
 def _mistral_named(lark: _Lark, functions: Sequence[JsonMapping]) -> CallRules:
     calls = []
+    id = f"{lark.mark('[CALL_ID]')} {CALL_ID}" if lark.has_ids else ""
     for function in functions:
         name, arguments = lark.literal(_checked_name(function["name"])), lark.json(_schema(function))
-        calls.append(f"{lark.mark('[TOOL_CALLS]')} {name} {lark.mark('[ARGS]')} {arguments}")
+        calls.append(f"{lark.mark('[TOOL_CALLS]')} {name} {id} {lark.mark('[ARGS]')} {arguments}")
     return "", "", "", calls
 
 
@@ -405,7 +428,7 @@ def _untyped_value(lark: _Lark, key: str, schema: JsonMapping, end: str) -> str:
 
 
 def _string_options(lark: _Lark, key: str, schema: JsonMapping) -> str | None:
-    """Return an expression for the strings that the schema of a string lists; None if it does not list them."""
+    """Return an expression for the strings that a schema lists as allowed values; None if the schema lists none."""
     value = resolved_schema(schema)
     options = [value["const"]] if "const" in value else value.get("enum")
     if options is None:
@@ -422,7 +445,7 @@ def _string_options(lark: _Lark, key: str, schema: JsonMapping) -> str | None:
 def _named_arguments(
     lark: _Lark, function: JsonMapping, argument: Callable[[str, JsonMapping], str], separator: str = ""
 ) -> str:
-    """Return an expression for the arguments of a call in the schema's order; `argument` writes each of them."""
+    """Return an expression for the arguments of a call in the schema's order; `argument` writes each argument."""
     name, schema = function["name"], _schema(function)
     properties = schema.get("properties") or {}
     required = set(schema.get("required") or ())

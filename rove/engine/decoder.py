@@ -1,12 +1,11 @@
-"""Forward pass of decoder-only models over the tokens of many sequences, some being decoded, some being prefilled.
+"""Forward pass of decoder-only models over the tokens of many sequences, of which some are decoded and some are prefilled.
 
 It computes what the model's modules compute, with less overhead: projections of a layer that read the same input are one matrix
-product, and only PyTorch's prefill attention pads. The model's parameters stay the source: joined and packed weights are copies,
-rebuilt after an update, with the model's PEFT adapter added.
+product, and only PyTorch's prefill attention pads. The model's parameters remain the source: joined and packed weights are copies
+that include the model's PEFT adapter and are rebuilt after an update.
 
 LFM2 has short convolutions in some layers. A convolution needs its layer's inputs at the last L − 1 positions. The
-cache holds these inputs for every position, as it holds values for attention, so a sequence can continue from any
-position.
+cache holds these inputs for every position, like the values for attention, so a sequence can continue from any position.
 
 Axes: N tokens, H query heads, K key/value heads, d head size, T keys; of convolutions: n tokens of one pool, L kernel length, D
 model width.
@@ -44,7 +43,7 @@ class Convolution(NamedTuple):
 
     @staticmethod
     def from_module(module: Any) -> Convolution:
-        """Return the weights of transformers' module."""
+        """Return the weights of a convolution module of transformers."""
         return Convolution(
             in_proj=pack_weight(effective_weight(module.in_proj)),
             in_proj_bias=module.in_proj.bias,
@@ -70,7 +69,7 @@ class ConvWindow(NamedTuple):
 
     @staticmethod
     def from_step(step: Step, length: int, device: torch.device) -> list[ConvWindow]:
-        """Return a window per pool; tokens are counted in the order of the step, decoded sequences first."""
+        """Return one window per pool; tokens are counted in the order of the step, with decoded sequences first."""
         pool_tokens: dict[Pool, list[tuple[int, int, int]]] = {}
         token = 0
         for seq, start, size in [*(Chunk(seq, len(seq.tokens) - 1, 1) for seq in step.decode), *step.chunks]:
@@ -90,7 +89,7 @@ class ConvWindow(NamedTuple):
 def convolve(
     layer: int, weights: Convolution, x: torch.Tensor, windows: list[ConvWindow], adapted: Sequence[AdapterTokens] = ()
 ) -> torch.Tensor:
-    """Write the inputs of a convolution layer to the cache, and return its output [N, D] for x [N, D] (already normed).
+    """Write the inputs of a convolution layer to the cache, and return its output [N, D] for the normed x [N, D].
 
     Products are summed in fp32, as PyTorch's 16-bit convolutions do.
     """
@@ -112,7 +111,7 @@ def convolve(
 
 
 ROPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Rotary embeddings whose angles depend on the position alone."""
+"""Types of rotary embeddings whose angles depend only on the position."""
 
 
 class _Attention(NamedTuple):
@@ -261,7 +260,7 @@ class Decoder:
         return weight if self.ops.norm_dtype is None else weight.to(self.ops.norm_dtype)
 
     def _extend_rotations(self, max_position: int) -> None:
-        """Compute the rotations of positions up to `max_position`, and of as many more, so that this is rarely needed."""
+        """Compute the rotations of positions up to twice `max_position`, so that this call is rarely needed."""
         if max_position < len(self._rotations):
             return
         positions = torch.arange(max(256, 2 * max_position), device=self.shape.device)[None]

@@ -79,12 +79,13 @@ DEFAULT_MAX_TOKENS = 512
 CACHE_BYTES = 2 << 30
 """Default size of the KV cache. It is in bytes because a position takes 0.2 MB in a 0.6 B model and far less in a tiny one."""
 GPU_CACHE_FRACTION, FREE_FRACTION = 0.25, 0.5
-"""On an NVIDIA GPU, the KV cache may take a quarter of the memory, but at most half of what is free, if that is more than
+"""On an NVIDIA GPU, the KV cache may take a quarter of the memory, but at most half of the free memory, if this is more than
 `CACHE_BYTES`."""
 CHUNK_TOKENS, GPU_CHUNK_TOKENS = 1024, 2048
-"""Prompt tokens per step: enough for efficient matrix products, few enough to keep the latency of running requests low."""
+"""Maximum number of prompt tokens per step: enough for efficient matrix products, few enough for a low latency of running
+requests."""
 QUIET_PASSES = 4
-"""Event loop passes without a new request before the next step; code between two model turns needs a few passes."""
+"""Number of event loop passes without a new request before the next step; code between two model turns needs a few passes."""
 
 PromptScores = tuple[list[float], list[list[tuple[int, float]]]]
 
@@ -101,7 +102,7 @@ class Engine:
     """Batched sampling with log-probabilities from a transformers model; an `InferenceEngine`.
 
     Args:
-        max_batch: Maximum concurrent requests; further requests wait.
+        max_batch: Maximum number of concurrent requests; further requests wait.
         cache_bytes: Maximum memory for the keys and values of running requests and of ended requests that may be
             continued. Default: see `default_cache_bytes`.
         chunk: Maximum prompt tokens per step. Default: 1,024, or 2,048 on an NVIDIA GPU.
@@ -189,8 +190,8 @@ class Engine:
                 tokens). `rove.engine.sampler` documents their order.
             seed: Seed of the request's random stream; equal requests with equal weights return equal tokens.
             on_token: Called on the event loop with every sampled token.
-            adapter: Name of a loaded adapter; None: the base model. Requests with different adapters run in one batch but share
-                no cache.
+            adapter: Name of a loaded adapter; None means the base model. Requests with different adapters run in one batch but
+                share no cache.
         """
         lora_adapter = None if adapter is None else lora.find_adapter(self._adapters, adapter)
         min_new_tokens = 0 if sampling.max_tokens == 0 else 1
@@ -269,13 +270,13 @@ class Engine:
         return logits.log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0].tolist()
 
     def update_weights(self, version: int, weights: Mapping[str, torch.Tensor] | str | Path | None = None) -> None:
-        """Load new weights and clear the cache. Adapters stay, on top of the new weights.
+        """Load new weights and clear the cache. Loaded adapters remain and now change the new weights.
 
         With `in_flight_updates`, running requests continue: each token keeps the version that sampled it
-        (`Generation.version_spans`). Keys and values stay, but other requests do not reuse them.
+        (`Generation.version_spans`). Their keys and values are kept, but no other request reuses them.
 
         Args:
-            version: Recorded with every token sampled from now on.
+            version: Version of the weights, recorded with every token sampled from now on.
             weights: Parameter name → tensor (also a `state_dict()` of a tied model), or a checkpoint folder; copied in place.
                 None if the parameters were already changed in place.
         """
@@ -301,7 +302,7 @@ class Engine:
 
         Args:
             source: A folder written by PEFT, or `lora.PeftWeights`; copied.
-            version: Recorded with every token sampled with the adapter.
+            version: Version of the adapter, recorded with every token sampled with it.
         """
         if not name:
             raise ConfigError("the adapter name is empty; expected a name for requests to use")
@@ -351,8 +352,8 @@ class Engine:
                     _fail(seq, error)
 
     async def _yield_to_event_loop(self, has_ended: bool) -> None:
-        """Let other tasks run. After a request ended, wait until the tasks have submitted their next requests, so that they
-        share a batch.
+        """Let other tasks run. After a request has ended, wait until the tasks have submitted their next requests, so that these
+        requests share a batch.
         """
         await asyncio.sleep(0)
         quiet_passes = 1

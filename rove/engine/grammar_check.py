@@ -19,21 +19,21 @@ from rove.core.protocols import REQUESTER
 from rove.workers import Workers
 
 MAX_CHECKS = 2
-"""Grammars that are checked at the same time."""
+"""Maximum number of grammars that are checked at the same time."""
 CPU_SECONDS = 3
-"""CPU time of a check."""
+"""Maximum CPU seconds of a check."""
 MASK_SECONDS = 0.5
-"""CPU time for the allowed tokens of one position."""
+"""Maximum CPU seconds for computing the allowed tokens of one position."""
 MEMORY_BYTES = 512 << 20
-"""Memory of a check, in addition to the tokenizer's."""
+"""Maximum memory of a check, in addition to the tokenizer's memory."""
 TIMEOUT_S = 60.0
-"""Maximum duration of a check on a busy machine; its CPU time is limited more strictly."""
+"""Maximum duration of a check in seconds on a busy machine; the CPU time of a check is limited more strictly."""
 MAX_RESULTS = 1024
-"""Number of results to keep, so that a client that repeats a request waits only once."""
+"""Maximum number of results to keep, so that a client that repeats a request waits only once."""
 MAX_WAITING = 16
 """Maximum number of waiting checks per requester, including checks of cancelled requests."""
 MAX_ERROR_CHARACTERS = 500
-"""Characters of a compiler's error, which may repeat the grammar."""
+"""Maximum characters of a compiler's error, which may repeat the grammar."""
 LIMITS = {"max_lexer_states": 100_000, "verbose_errors": False}
 """Arguments of llguidance's `LLParserLimits`, which bound the cost of each sampled token."""
 
@@ -55,7 +55,7 @@ class GrammarChecker:
         self._slots = asyncio.Semaphore(MAX_CHECKS)
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._waiting: Counter[str] = Counter()
-        """Checks of each requester that have not ended."""
+        """Number of unfinished checks of each requester."""
 
     async def check(self, grammar: str) -> None:
         """Check a grammar; equal grammars are checked once."""

@@ -1,6 +1,6 @@
-"""Try a grammar in a worker process with limits of CPU time and memory; see `grammar_check`.
+"""Try a grammar in a worker process with limits on CPU time and memory; see `grammar_check`.
 
-The worker's program uses llguidance and the standard library only, so that it starts quickly.
+The worker's program imports only llguidance and the standard library, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance._lib import LLParserLimits  # pyright: ignore[reportMissingModuleSource]
 
 WALKS, WALK_TOKENS = 4, 100
-"""Number of random texts of the grammar that are tried, and tokens per text."""
+"""Number of random texts of the grammar that are tried, and maximum tokens per text."""
 WALK_CPU_S = 1.0
 """Maximum CPU seconds for all of these texts; no further tokens are tried afterward."""
 ALLOWED = b"\xc8"
@@ -60,7 +60,7 @@ class Session:
 
 
 def _slowest_mask(matcher: LLMatcher, rng: random.Random, until: float) -> float:
-    """Generate a random text; return the CPU seconds of the slowest position."""
+    """Generate a random text; return the CPU seconds that the slowest position took."""
     slowest = 0.0
     for _ in range(WALK_TOKENS):
         started = time.process_time()

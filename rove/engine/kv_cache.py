@@ -23,14 +23,14 @@ import torch
 
 T = TypeVar("T")
 MAP_NORESERVE = 0x4000
-"""Flag of a memory mapping on Linux, which Python 3.11 does not name: unwritten memory is not counted. Otherwise a fork
-would fail if neighboring mappings together exceed the machine's memory."""
+"""Flag of a memory mapping on Linux, for which Python 3.11 has no name. With it, unwritten memory does not count; otherwise, a
+fork would fail if neighboring mappings together exceed the machine's memory."""
 TOKEN_BYTES = array("I").itemsize
 """Bytes of a packed token."""
 
 
 def values_per_position(config: Any) -> int:
-    """Return how many numbers the keys and values of a token have per layer; 0 for models without attention, such as Mamba."""
+    """Return the number of values in the keys and values of a token per layer; 0 for models without attention, such as Mamba."""
     queries = getattr(config, "num_attention_heads", None)
     if not queries:
         return 0
@@ -54,7 +54,8 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class PrefixIndex(Generic[T]):
-    """Values by token sequence, in lexicographic order: the entry with the longest shared prefix is next to a sequence.
+    """Values by token sequence, in lexicographic order, so that the entry with the longest shared prefix is a neighbor of a
+    sequence.
 
     Sequences of different scopes share no prefix. This is a sorted list instead of a radix tree: a few hundred entries of packed
     bytes compare faster in C than tree nodes in Python.
@@ -99,7 +100,7 @@ class PrefixIndex(Generic[T]):
 
 
 def _packed(tokens: Sequence[int]) -> bytes:
-    """Return tokens as big-endian bytes, which sort as the tokens do and compare many times faster."""
+    """Return tokens as big-endian bytes, which sort in the same order as the tokens and compare many times faster."""
     packed = array("I", tokens)
     if sys.byteorder == "little":
         packed.byteswap()
@@ -107,9 +108,10 @@ def _packed(tokens: Sequence[int]) -> bytes:
 
 
 MIN_CAPACITY = 64
-"""Positions in the smallest rows."""
+"""Number of positions in the smallest rows."""
 LEAST_RELEASED, MOST_RELEASED = 32, 8
-"""Pools are copied to release free rows only if at least 1/32 to 1/8 of the budget becomes available."""
+"""Bounds, as divisors of the budget, of the memory that must become available before pools are copied to release free rows:
+1/32 to 1/8 of the budget."""
 
 
 class CacheShape(NamedTuple):
@@ -125,7 +127,7 @@ class CacheShape(NamedTuple):
     conv_width: int = 0
     """Width of a convolution's input."""
     key_block: int = 0
-    """Positions per key block, a divisor of 16; 0: a row is one block."""
+    """Positions per key block, a divisor of 16; 0 makes each row a single block."""
 
     def layer_shape(self, layer: int) -> tuple[int, int, int]:
         """Return K and the sizes of a key and a value of one layer."""
@@ -141,9 +143,10 @@ class CacheShape(NamedTuple):
 
 
 def row_capacity(length: int) -> int:
-    """Return the smallest row size of 64 · 2^k · {1, 1.25, 1.5, 1.75} that holds `length` positions; at most a fifth is unused.
+    """Return the smallest row size of 64 · 2^k · {1, 1.25, 1.5, 1.75} that holds `length` positions; at most a fifth of it is
+    unused.
 
-    Few sizes mean few pools: sequences of one pool are decoded by one matrix product.
+    Few sizes mean few pools, and the sequences of a pool are decoded by one matrix product.
     """
     step = max(MIN_CAPACITY, 1 << (max(length, 1).bit_length() - 1)) // 4
     return max(MIN_CAPACITY, -(-length // step) * step)
@@ -160,13 +163,13 @@ class Slot:
     target: int = 0
     """Number of positions that prefill will compute; other sequences may wait for them."""
     prefix_group: int = 0
-    """Slots of one group have equal content in their first `shared_prefix` positions; 0: no group."""
+    """Number of the group of slots that have equal content in their first `shared_prefix` positions; 0 means no group."""
     shared_prefix: int = 0
     scope: int = 0
     """Adapter scope (0: the base model); only sequences of the same scope may reuse the content."""
     outdated: bool = False
-    """Whether part of the content was computed with older weights: its own sequence continues with it, but no other may
-    reuse it."""
+    """Whether a part of the content was computed with older weights: the slot's own sequence continues with the content, but no
+    other sequence may reuse it."""
 
     def share_prefix(self, source: Slot, length: int) -> None:
         """Record that the first `length` positions were copied from `source`."""
@@ -179,7 +182,7 @@ _prefix_groups = itertools.count(1)
 
 
 class Pool:
-    """Rows of one capacity. Rows that are decoded together are contiguous: `decode_rows` rows from `decode_start` on."""
+    """Rows of one capacity. Rows that are decoded together are contiguous: `decode_rows` rows, starting at `decode_start`."""
 
     def __init__(self, shape: CacheShape, capacity: int, budget: int):
         self.shape, self.capacity = shape, capacity
@@ -188,11 +191,11 @@ class Pool:
         self._reserved_rows = budget // self.row_bytes if shape.device.type == "cpu" else 0
         self.slots: list[Slot | None] = []
         self.used_rows = 0
-        """Rows with a slot."""
+        """Number of rows with a slot."""
         self.decode_start = self.decode_rows = 0
         sizes = [shape.layer_shape(layer) for layer in range(shape.layers)]
         self.key_block = shape.key_block or capacity
-        """Positions per key block."""
+        """Number of positions per key block."""
         self.keys = [
             _zeros((self._reserved_rows, heads, capacity // self.key_block, size, self.key_block), shape)
             for heads, size, _ in sizes
@@ -230,9 +233,7 @@ class Pool:
         self.values[layer][rows, :, positions] = value
 
     def grow(self, expected: int, affordable: int) -> None:
-        """Add at least one free row, and at most `affordable` rows; `expected` is an estimate of the slots that will be
-        needed.
-        """
+        """Add at least one free row, and at most `affordable` rows; `expected` estimates the number of slots to be needed."""
         rows = len(self.slots)
         if rows < self._reserved_rows:  # this is free, and other pools may need the memory: take one row
             self.resize(rows + 1)
@@ -344,12 +345,12 @@ class KVCache:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes allocated now."""
+        """Number of bytes that are allocated now."""
         return sum(len(pool.slots) * pool.row_bytes for pool in self.pools.values())
 
     @property
     def used_rows(self) -> int:
-        """Rows of active and retired sequences."""
+        """Number of rows of active and retired sequences."""
         return sum(pool.used_rows for pool in self.pools.values())
 
     def fits(self, length: int) -> bool:
@@ -379,8 +380,9 @@ class KVCache:
         return pool.allocate()
 
     def _worthwhile_gain(self, protected: Slot | None) -> int:
-        """Return how many bytes must become available for copying pools to be worthwhile: half of what evicting all
-        retired slots would free, within limits of the budget; no more than that for the last active sequence.
+        """Return how many bytes must become available for copying pools to be worthwhile: half of the bytes that evicting all
+        retired slots would free, but within limits that depend on the budget. The lower limit does not apply to the last active
+        sequence.
         """
         # Before, every conversation that outgrew its row had all pools copied for a single row: 300 games of Tic-Tac-Toe with a
         # 135M model had not ended after 10 minutes (benchmarks/LOG.md).
@@ -414,8 +416,8 @@ class KVCache:
         return bool(evictable)
 
     def grow(self, slot: Slot, length: int) -> Slot | None:
-        """Return a slot with the same content and room for `length` positions (the given one if it is large enough); None: no
-        memory.
+        """Return a slot with the same content and room for `length` positions (the given slot if it is large enough); None if
+        there is no memory.
         """
         if length <= slot.pool.capacity:
             return slot
@@ -429,7 +431,7 @@ class KVCache:
         return larger
 
     def retire(self, slot: Slot, tokens: Sequence[int]) -> None:
-        """Keep the slot of an ended sequence for reuse; `tokens` are those of its filled positions."""
+        """Keep the slot of an ended sequence for reuse; `tokens` are the tokens of its filled positions."""
         if (
             not slot.filled or slot.outdated
         ):  # keys of older weights serve their own response only: docs/decisions/async.md

@@ -38,7 +38,7 @@ IGNORED_SETTINGS = (
 )
 """PEFT settings that do not change what an adapter computes once its tensors exist."""
 SUPPORTED_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
-"""Initializations that leave the base weights unchanged; PiSSA and similar ones change them."""
+"""Initializations that leave the base weights unchanged; PiSSA and similar initializations change them."""
 
 Projection = tuple[int, str]
 """A joined projection of the decoder: layer, and "qkv", "out", "gate_up", "down", "conv_in" or "conv_out"."""
@@ -62,9 +62,9 @@ class LowRank(NamedTuple):
     """The change of one projection."""
 
     a: torch.Tensor
-    """[r, in]"""
+    """[r, in] matrix A."""
     b: torch.Tensor
-    """[out, r], multiplied by the scale."""
+    """[out, r] matrix B, multiplied by the scale."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in] → [..., out]."""
@@ -76,7 +76,7 @@ class Adapter:
     """A loaded adapter."""
 
     version: int
-    """Recorded with every token sampled with it."""
+    """Version of the adapter, recorded with every token sampled with it."""
     parts: Mapping[str, LowRank]
     """The adapter's changes, by module name of the model."""
     joined: Mapping[Projection, LowRank]
@@ -90,7 +90,7 @@ class AdapterTokens(NamedTuple):
 
     adapter: Adapter
     tokens: torch.Tensor | None
-    """Token indices; None: all."""
+    """Token indices; None means all tokens of the step."""
 
     @staticmethod
     def from_owners(owners: Iterable[tuple[Adapter | None, int]], device: torch.device) -> list[AdapterTokens]:
@@ -144,7 +144,7 @@ def load_adapter(
     Args:
         model: The base model; not changed.
         source: Folder of the adapter, or its tensors and settings.
-        version: Recorded with every token sampled with it.
+        version: Version of the adapter, recorded with every token sampled with it.
     """
     weights = source if isinstance(source, PeftWeights) else read_folder(source)
     try:
@@ -193,11 +193,11 @@ class _Config(msgspec.Struct):
     init_lora_weights: bool | str | None = True
 
     def rank(self, module: str) -> int:
-        """Return the rank of A and B."""
+        """Return the rank of the matrices A and B of a module."""
         return _by_pattern(self.rank_pattern, module, self.r)
 
     def scale(self, module: str) -> float:
-        """Return the factor of the product of A and B."""
+        """Return the factor by which the product of A and B is multiplied."""
         rank = self.rank(module)
         alpha = _by_pattern(self.alpha_pattern, module, self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
@@ -280,7 +280,7 @@ def _parts(model: Any, weights: PeftWeights) -> dict[str, LowRank]:
 
 
 def _check_targets(targets: list[str] | str, modules: Sequence[str]) -> None:
-    """Check that the modules with tensors are those named in the settings; otherwise the files belong to different adapters."""
+    """Check that the settings name exactly the modules with tensors; if not, the files are from different adapters."""
 
     def matches(target: str, module: str) -> bool:
         return module == target or module.endswith(f".{target}")

@@ -1,4 +1,4 @@
-"""Element-wise work and decode attention between the matrix products of the decoder, in PyTorch or in C
+"""Element-wise operations and decode attention between the matrix products of the decoder, in PyTorch or in C
 (docs/decisions/kernels.md).
 
 Axes: N tokens, B tokens of one pool, H query heads, K key/value heads, d head size, P positions.
@@ -31,15 +31,15 @@ class AttentionHeads(NamedTuple):
 
 
 class Ops(Protocol):
-    """Element-wise work and decode attention."""
+    """Element-wise operations and decode attention."""
 
     block: int
     """Positions per key block of the cache; see `CacheShape.key_block`."""
     takes_any_rows: bool
-    """Whether decoded rows may be anywhere in their pool, with several tokens per sequence. Otherwise rows must be
-    contiguous and in order, with one token each."""
+    """Whether decoded rows may be anywhere in their pool, with several tokens per sequence. If not, rows must be contiguous and
+    in order, with one token each."""
     norm_dtype: torch.dtype | None
-    """Type of norm weights; None: the model's."""
+    """Type of norm weights; None means the model's type."""
 
     def add_norm(self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
         """Add `residual` to x [N, D] in place; return the RMS-normed x times `weight` [D]."""

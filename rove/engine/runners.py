@@ -53,7 +53,7 @@ class Runner(Protocol):
         ...
 
     def weights_changed(self) -> None:
-        """Record new weights: running sequences continue with their cache, which no other sequence may reuse."""
+        """Record new weights: running sequences continue with their cache, but no other sequence may reuse it."""
         ...
 
     def load_adapter(self, source: Source, version: int) -> Adapter:
@@ -61,7 +61,7 @@ class Runner(Protocol):
         ...
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """Drop the cache of this adapter's ended sequences; no sequence of it may be running."""
+        """Drop the cache of this adapter's ended sequences; no sequence of the adapter may be running."""
         ...
 
 
@@ -148,7 +148,7 @@ def _pool_position(seq: SequenceState) -> tuple[int, int]:
 
 WITHOUT_CACHE = frozenset({"bamba", "recurrent_gemma"})
 """Model types whose cache is not used. Recurrent Gemma keeps the state of a sequence in its modules, where another group would
-overwrite it; with its cache, Bamba computes different log-probabilities than without it (transformers 5.24)."""
+overwrite it; Bamba computes different log-probabilities with and without its cache (transformers 5.24)."""
 
 
 @dataclass(eq=False)

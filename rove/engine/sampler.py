@@ -2,14 +2,14 @@
 
 Processing order of a row's logits (vLLM's order), each step only if the row uses it:
 
-1. the grammar of a structured output, `min_tokens` and `logit_bias`: forbidden tokens get −∞, others their bias;
+1. the grammar of a structured output, `min_tokens` and `logit_bias`: forbidden tokens get −∞, other tokens get their bias;
 2. repetition, frequency and presence penalties;
 3. temperature;
 4. min-p, top-k, top-p (`filter_unlikely`).
 
-Tokens are drawn from the result, and the reported log-probabilities are those of the result: off-policy training needs
-the probabilities with which tokens were actually drawn (vLLM's `processed_logprobs`). A trainer that recomputes
-log-probabilities from the temperature alone must therefore sample by temperature alone, as rove's does. Greedy rows
+Tokens are drawn from the resulting distribution, and the reported log-probabilities are from it as well: off-policy training
+needs the probabilities with which tokens were actually drawn (vLLM's `processed_logprobs`). A trainer that recomputes
+log-probabilities from the temperature alone must therefore sample with the temperature alone, as rove's trainer does. Greedy rows
 take the most likely token after step 2 and report log-probabilities at temperature 1.
 
 Axes: B rows, V vocabulary, F rows with a filter, P rows with a penalty.
@@ -47,7 +47,7 @@ def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def uniforms(seeds: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """Return a number in [0, 1) per row, a function of its seed [B] and position [B] (int64) alone.
+    """Return a number in [0, 1) per row, which depends only on the row's seed [B] and position [B] (int64).
 
     It is splitmix64 (Steele et al. 2014): stateless, so a token does not depend on other rows of the batch.
     """
@@ -59,14 +59,14 @@ def uniforms(seeds: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
 
 
 def apply_temperature(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """Return logits [B, V] / temperature [B] in fp32; greedy rows (0) as at temperature 1."""
+    """Return logits [B, V] / temperature [B] in fp32; for greedy rows (temperature 0), the temperature is 1."""
     divisor = torch.where(temperature == 0, 1.0, temperature.clamp_min(MIN_TEMPERATURE))
     return logits.float() / divisor[:, None]
 
 
 def sample_ids(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Return a token id per row [B] by inverse transform sampling: where `uniform` [B] falls in the cumulative distribution [B,
-    V].
+    """Return a token id per row [B] by inverse transform sampling: the token at which `uniform` [B] falls in the cumulative
+    distribution [B, V].
 
     Rows of `probabilities` need not sum to exactly 1; an id of probability 0 is never drawn.
     """
@@ -84,9 +84,9 @@ def filter_unlikely(
 ) -> torch.Tensor:
     """Return the distributions [F, V] without unlikely tokens, renormalized.
 
-    In vLLM's order: first tokens less likely than `min_p` times the most likely one are dropped, then those outside of the
-    `top_k`, then those not needed to reach `top_p` of the remaining mass. Tokens exactly as likely as a kept token are
-    kept too, so that the result does not depend on token ids. The most likely token is always kept.
+    The order is vLLM's. First, tokens less likely than `min_p` times the most likely token are dropped; then, tokens outside of
+    the `top_k`; then, tokens that are not needed to reach `top_p` of the remaining mass. Tokens exactly as likely as a kept
+    token are also kept, so that the result does not depend on token ids. The most likely token is always kept.
 
     Args:
         top_k: [F] int64, 1 to V (V: off).
@@ -140,7 +140,7 @@ def score_tokens(
         logits: [N, V] before each token.
 
     Returns:
-        Log-probabilities of the ids at temperature 1, and the most likely ids (see `top_tokens`).
+        Log-probabilities of the ids at temperature 1, and the most likely ids before each token (see `top_tokens`).
     """
     logprobs = logits.float().log_softmax(-1)
     chosen = logprobs.gather(1, ids[:, None])[:, 0]
@@ -157,7 +157,7 @@ class Penalties:
 
     def __init__(self, vocab: int, device: torch.device | str = "cpu"):
         self._counts = torch.zeros(0, vocab, device=device)
-        """[P, V] how often each token occurs in the completion."""
+        """[P, V] number of occurrences of each token in the completion."""
         self._occurs = torch.zeros(0, vocab, dtype=torch.bool, device=device)
         """[P, V] whether each token occurs in the prompt or the completion."""
         self._weights = torch.zeros(3, 0, device=device)
@@ -210,16 +210,16 @@ def has_penalty(sampling: SamplingParams) -> bool:
 
 
 class SamplerRow(NamedTuple):
-    """A running request, as the sampler sees it."""
+    """The parts of a running request that the sampler needs."""
 
     sampling: SamplingParams
     seed: int
-    """Seed of its random stream, any integer."""
+    """Seed of the request's random stream, any integer."""
     prompt: Sequence[int]
     answer: Sequence[int] = ()
     """Tokens sampled so far, for example before a preemption."""
     constraint: Constraint | None = None
-    """State of its grammar, which has consumed `answer`."""
+    """State of the request's grammar, which has already consumed `answer`."""
 
 
 class SampledTokens(NamedTuple):
@@ -228,7 +228,7 @@ class SampledTokens(NamedTuple):
     ids: torch.Tensor
     """[B] int64."""
     logprobs: torch.Tensor
-    """[B] fp32, under the distribution that the token was drawn from. NaN: the logits were not finite."""
+    """[B] fp32, under the distribution from which the token was drawn. NaN means that the logits were not finite."""
     top: dict[int, list[tuple[int, float]]]
     """Row → most likely ids with log-probabilities, most likely first, for rows that request them."""
 
@@ -236,7 +236,7 @@ class SampledTokens(NamedTuple):
 class Sampler:
     """Samples the next tokens of rows that join and leave.
 
-    A row's token depends on its own logits, seed and position alone, not on other rows.
+    A row's token depends only on its own logits, seed and position, not on other rows.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class Sampler:
 
     @torch.inference_mode()
     def step(self, logits: torch.Tensor) -> SampledTokens:
-        """The next token of every row.
+        """Return the next token of every row.
 
         Args:
             logits: [B, V], of any float type, in the order of the rows. Not changed.
@@ -373,13 +373,13 @@ class Sampler:
 
 
 class _RowOptions(NamedTuple):
-    """Options of a row besides its temperature, computed once when the row joins."""
+    """Options of a row except its temperature, computed once when the row joins."""
 
     filters: tuple[int, float, float] | None
     """top_k, top_p, min_p."""
     penalties: bool
     min_tokens: list[tuple[int, int]]
-    """(token, number of tokens that must come before it)."""
+    """Pairs (token, number of tokens that must come before it)."""
     biases: list[tuple[int, float]]
     top: int
     constraint: Constraint | None

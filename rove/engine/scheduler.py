@@ -1,4 +1,4 @@
-"""Continuous batching: which sequences are computed in the next forward pass.
+"""Continuous batching: choose the sequences to compute in the next forward pass.
 
 The plan is a function of the waiting sequences, the running sequences and the cache, never of the clock. So the same requests in
 the same order are computed in the same batches, and rounding errors repeat from run to run (docs/decisions/waves.md).
@@ -17,9 +17,9 @@ from rove.engine.lora import Adapter
 MIN_COPIED_TOKENS = 16
 """A sequence copies a shared prefix of at least this many tokens, or waits for it, instead of computing it again."""
 OVERTAKEN_BATCHES = 4
-"""At most this many times `max_batch` later sequences may overtake a sequence."""
+"""At most `OVERTAKEN_BATCHES * max_batch` later sequences may overtake a sequence."""
 RESERVED_POSITIONS = 64
-"""Positions reserved for the completion at admission; a longer completion moves to a larger row."""
+"""Number of positions reserved for the completion at admission; a longer completion moves to a larger row."""
 
 
 @dataclass(eq=False)
@@ -35,7 +35,7 @@ class SequenceState:
     request: Any = None
     """The caller's data; the scheduler does not read it."""
     adapter: Adapter | None = None
-    """LoRA adapter; None: the base model."""
+    """LoRA adapter; None means the base model."""
     prompt_length: int = field(init=False)
     slot: Slot | None = None
     priority: tuple[int, int, int] = (0, 0, 0)
@@ -46,7 +46,9 @@ class SequenceState:
 
     @property
     def pending(self) -> int:
-        """Number of tokens whose keys and values are not computed yet. The logits of the last one give the next token."""
+        """Number of tokens whose keys and values are not computed yet. The logits of the last of these tokens give the next
+        token.
+        """
         return len(self.tokens) - (self.slot.filled if self.slot else 0)
 
     @property
@@ -78,12 +80,12 @@ class Step(NamedTuple):
 class Scheduler:
     """Scheduler with chunked prefill, prefix reuse and preemption.
 
-    Preempted sequences are admitted first. Of the sequences that arrive together (within four batches), those that
-    continue a reusable sequence come next, the latest first. The slots of the earliest are evicted first, so in the
-    order of arrival, each sequence would evict the slot that the next one needs. All others follow in the order of
-    arrival. A sequence waits for its turn, for memory, or for a running sequence that is computing a prefix it needs
-    too. If memory runs out while sequences grow, the sequence that arrived last is preempted: its slot is freed, and
-    the sequence is computed again later.
+    Preempted sequences are admitted first. Next come sequences that continue a reusable sequence, the latest first, as far as
+    they arrived together (within four batches). In the order of arrival, each of them would evict the slot that the next
+    sequence needs, because the earliest slots are evicted first. All other sequences follow in the order of arrival. A sequence
+    waits for its turn, for memory, or for a running sequence that is computing a prefix that both need. If memory runs out
+    while sequences grow, the sequence that arrived last is preempted: its slot is freed, and the sequence is computed again
+    later.
 
     Args:
         chunk: Maximum prompt tokens per step. Long prompts are prefilled in chunks so that running sequences keep their latency.
@@ -94,7 +96,8 @@ class Scheduler:
         self.waiting: list[SequenceState] = []
         self.running: list[SequenceState] = []
         self._first_arrival = 0
-        """Arrival of the first sequence since the scheduler was last empty; a resumed process did not have the earlier ones."""
+        """Arrival of the first sequence since the scheduler was last empty; a resumed process did not have any earlier
+        sequences."""
 
     def submit(self, seq: SequenceState) -> None:
         """Queue a sequence."""
@@ -152,7 +155,7 @@ class Scheduler:
                 seq.slot = None
 
     def mark_outdated(self) -> None:
-        """Record new weights: running sequences keep their keys and values, which no other sequence may reuse."""
+        """Record new weights: running sequences keep their keys and values, but no other sequence may reuse them."""
         for seq in self.running:
             assert seq.slot is not None
             self.cache.mark_outdated(seq.slot)

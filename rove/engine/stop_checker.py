@@ -1,4 +1,4 @@
-"""Stop conditions of a completion, and the text that remains. No model and no tensors."""
+"""Check the stop conditions of a completion, and cut its text. This module uses no model and no tensors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rove.core.protocols import SamplingParams
 from rove.engine.constraints import Constraint
 
 UNFINISHED = "\ufffd"
-"""The character that decoders write for bytes that are not, or not yet, a character."""
+"""The character that decoders write for bytes that form no character, or only the beginning of a character."""
 DECODE_WINDOW = 32
-"""Maximum tokens decoded together, unless their characters are unfinished."""
+"""Maximum number of tokens decoded together, unless the last character is unfinished."""
 
 
 def end_token_ids(sampling: SamplingParams, stop_ids: frozenset[int]) -> frozenset[int]:
@@ -23,12 +23,12 @@ def end_token_ids(sampling: SamplingParams, stop_ids: frozenset[int]) -> frozens
 class StopChecker:
     r"""Checks one completion for its end, token by token.
 
-    It ends with the first of: a stop token; a stop string, which may begin and end within tokens; the end of its grammar; the
-    length limit. Stop tokens and strings count only after `min_tokens` tokens. All pushed tokens belong to the completion; its
-    text excludes the stop string and the stop token.
+    A completion ends at the first of these events: a stop token; a stop string, which may begin and end within tokens; the end
+    of its grammar; the length limit. Stop tokens and strings count only after `min_tokens` tokens. All pushed tokens belong to
+    the completion; its text excludes the stop string and the stop token.
 
-    Of several stop strings the one that is complete first wins, then the longest, so the cut does not depend on how text is
-    split into tokens.
+    If several stop strings match, the text is cut at the string that is complete first and, if several are, at the longest. So
+    the cut does not depend on how text is split into tokens.
 
     Args:
         sampling: Only its stop, stop_token_ids, min_tokens and ignore_eos are used.
@@ -50,9 +50,9 @@ class StopChecker:
     ):
         assert decode is not None or not sampling.stop, "stop strings need a decoder"
         self.reason: str | None = None
-        """"stop" or "length" after the end."""
+        """Reason of the end, "stop" or "length"; None before the end."""
         self.stopped_by: str | int | None = None
-        """The stop string or stop token."""
+        """The stop string or stop token that ended the completion; None if there is none."""
         self.text = ""
         """Decoded text; "" without `decode`."""
         self._stop_strings = sampling.stop or []
@@ -97,7 +97,7 @@ class StopChecker:
         return ready
 
     def _read(self, token: int | None, may_stop: bool) -> None:
-        """Append the text of a token, or (None) of unfinished characters, and cut it at a stop string."""
+        """Append the text of a token (None: the text of unfinished characters), and cut it at a stop string."""
         if self._reader is None:
             return
         new_text = self._reader.rest() if token is None else self._reader.read(token)
@@ -127,9 +127,10 @@ class StopChecker:
 
 
 class _TokenDecoder:
-    """Incremental detokenizer; a character split over tokens comes with its last token.
+    """Incremental detokenizer; a character that is split over several tokens is returned with the last of them.
 
-    Tokens are decoded after some earlier ones, because some tokenizers decode a token differently at the start of a text.
+    Tokens are decoded together with some earlier tokens, because some tokenizers decode a token differently at the start of a
+    text.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]):
@@ -137,7 +138,7 @@ class _TokenDecoder:
         self._ids: list[int] = []
         self._text = ""
         self._returned = 0
-        """Characters of `_text` that were returned."""
+        """Number of characters of `_text` that were returned."""
 
     def read(self, token: int) -> str:
         """Return the text that is now complete."""

@@ -1,4 +1,4 @@
-"""Environments of external agents: programs that talk to the model over HTTP, with limits on their turns and tokens."""
+"""Environments for external agents: programs that query the model over HTTP, with limits on their turns and tokens."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ Agent = Callable[[Access, State], Any]
 """A foreign agent as a sync or async function: (access to the model, state of the rollout) → the agent's answer."""
 
 MAX_ERROR_CHARS = 2000
-"""Characters of a command's stderr in an error message."""
+"""Maximum characters of a command's stderr in an error message."""
 CANCEL_TIMEOUT_S = 2.0
-"""Seconds for an agent to end after it is canceled."""
+"""Maximum seconds to wait for an agent to end after it is canceled."""
 
 
 class AgentEnv(Environment):
-    """A foreign agent carries out each rollout. It speaks OpenAI's chat completions or Responses, or Anthropic's Messages.
+    """A foreign agent carries out each rollout. It uses OpenAI's Chat Completions or Responses API, or Anthropic's Messages API.
 
-    The agent connects to a server in this process with a key of its rollout. Each request is a step of the rollout, with the
+    The agent connects to a server in this process with a key for its rollout. Each request is a step of the rollout, with the
     messages and tools that the agent sent, and with exact tokens if the run's client knows them. A request that continues an
-    earlier one reuses its tokens; any other starts a new branch. Requests of a rollout may be concurrent.
+    earlier request reuses its tokens; any other request starts a new branch. Requests of a rollout may be concurrent.
 
-    The agent is `agent`, `command`, or an override of `run_agent`. Its return value (of a command: its stdout) becomes
+    The agent is `agent`, `command`, or an override of `run_agent`. Its return value (for a command, its stdout) becomes
     `state["agent_result"]` and the last message of `state["completion"]`, after the conversation with the most steps. A
     rollout ends when its agent ends ("agent_finished"), when a stop condition holds after a step, or at a limit. The
     model then rejects further requests. After `grace_seconds`, a coroutine is canceled and a process group is killed; a
@@ -62,24 +62,24 @@ class AgentEnv(Environment):
     An exception of the agent fails the rollout with an `AgentError` in the phase "agent". An exception of the model's client
     fails it in the phase "model", no matter how the agent handles it.
 
-    The run's sampling parameters apply. Of the agent's own parameters, only those in `agent_sampling` are used. Of
-    `max_tokens`, the smaller value applies; `stop` texts are combined.
+    The run's sampling parameters apply. Of the agent's own parameters, only those in `agent_sampling` are used. If both
+    set `max_tokens`, the smaller value applies; `stop` texts are combined.
 
     Args:
         agent: called with (access, state) for every rollout; sync functions run in threads.
         command: shell command line, or a program with arguments, run for every rollout with `Access.environment` and the task
             in `ROVE_TASK` and on stdin.
         max_turns: maximum number of model replies; -1 = no limit.
-        timeout_seconds: wall-time limit of a rollout; None = no limit. A rollout that exceeds it is scored as it is.
+        timeout_seconds: wall-time limit of a rollout; None = no limit. A rollout that exceeds the limit is scored as it is.
         agent_sampling: sampling arguments that the agent may set. In RL, an agent that changes the token distribution (e.g.
             temperature) fails its rollout.
-        grace_seconds: seconds for the agent to end after the model's last reply.
+        grace_seconds: maximum seconds for the agent to end after the model's last reply.
         cwd: working directory of the command.
-        environment_vars: additional variables of the command, which inherits only those in
-            `rove.utils.processes.SAFE_VARIABLES`, such as PATH and HOME: no keys. hide_processes: keep the command from
-            reading the environment and memory of other processes, which contain keys of other rollouts and of this
-            user. Needs Linux with Landlock; elsewhere it has no effect. In the command, setuid programs such as sudo
-            then do not work; for root, neither do operations that need CAP_SYS_ADMIN.
+        environment_vars: additional variables of the command. It inherits only the variables in
+            `rove.utils.processes.SAFE_VARIABLES`, such as PATH and HOME, and no keys.
+        hide_processes: keep the command from reading the environment and memory of other processes, which contain keys of other
+            rollouts and of this user. This needs Linux with Landlock; elsewhere it has no effect. In the command, setuid programs
+            such as sudo then do not work, and operations that need CAP_SYS_ADMIN do not work even for root.
         max_chars: maximum characters of the command's stdout and stderr to keep.
         max_threads: maximum number of concurrent sync agents.
         **kwargs: see `Environment`.
@@ -95,6 +95,8 @@ class AgentEnv(Environment):
 
         env = rove.AgentEnv(agent, dataset=dataset, rubric=rubric)
     """
+
+    sends_prompt = False
 
     def __init__(
         self,
@@ -144,7 +146,7 @@ class AgentEnv(Environment):
 
     @property
     def identity(self) -> Identity:
-        """As `Environment.identity`, with the code or command of the agent."""
+        """Like `Environment.identity`, with the code or command of the agent."""
         code = "" if self.agent is None else digest_code(unwrapped(self.agent))
         return {**super().identity, "agent": self.command or code, "agent_sampling": sorted(self.agent_sampling)}
 
@@ -302,7 +304,7 @@ def task_of(state: State) -> str:
 
 
 def longest_conversation(steps: Sequence[TrajectoryStep]) -> list[TrajectoryStep]:
-    """Return the steps of the agent's longest conversation; of equally long ones, the last.
+    """Return the steps of the agent's longest conversation; of equally long conversations, return the last.
 
     A step belongs to the first conversation whose first prompt is a prefix of the step's prompt.
     """

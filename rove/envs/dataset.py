@@ -1,4 +1,4 @@
-"""Dataset rows by position, from any source, read as late as possible."""
+"""Read dataset rows by position, from any source, as late as possible."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _END = object()
 
 
 def _encode_as_text(value: object) -> str:
-    """Return the text of a value without a JSON form. A text with a memory address is refused, as it would differ in
-    every process.
+    """Return the text of a value without a JSON form. A text with a memory address is refused, because it would differ in every
+    process.
     """
     text = str(value)
     if re.search(r" at 0x[0-9a-f]+", text):
@@ -40,8 +40,8 @@ _KEY_ENCODER = json.JSONEncoder(sort_keys=True, default=_encode_as_text)
 class Rows:
     """Dataset rows by position.
 
-    A function is called at first use; a generator is advanced only as far as needed; for a file, only line offsets are
-    kept in memory.
+    A source that is a function is called at first use, a generator is advanced only as far as needed, and for a file, only line
+    offsets are kept in memory.
     """
 
     def __init__(self, source: DatasetSource):
@@ -74,7 +74,7 @@ class Rows:
         return len(self._rows) if n < 0 else min(n, len(self._rows))
 
     def _pull(self) -> bool:
-        """Take one more row from the generator; return False at its end."""
+        """Read one more row from the generator; return False at its end."""
         if self._failure is not None:  # after an exception, a generator looks exhausted
             raise self._failure
         if self._pending is None:

@@ -1,4 +1,4 @@
-"""The base of all environments: dataset, prompts, interaction protocol and rubric."""
+"""The base class of all environments: dataset, prompts, interaction protocol and rubric."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def stop(priority: float = 0) -> Callable[[Method], Method]: ...
 def stop(priority: Method | float = 0) -> Method | Callable[[Method], Method]:
     """Mark a method `(self, state) -> bool` as a stop condition; its name becomes `state["stop_condition"]`.
 
-    Stop conditions are checked after the model's turn and after the environment's, highest `priority` first, then by
-    name. The method may be async.
+    Stop conditions are checked after the model's turn and after the environment's turn, in the order of descending `priority`,
+    then by name. The method may be async.
 
     Example:
         class Guess(rove.MultiTurnEnv):
@@ -77,10 +77,10 @@ def cleanup(priority: Method) -> Method: ...
 @overload
 def cleanup(priority: float = 0) -> Callable[[Method], Method]: ...
 def cleanup(priority: Method | float = 0) -> Method | Callable[[Method], Method]:
-    """Mark a method `(self, state)` to run after every rollout, even a failed one, highest `priority` first.
+    """Mark a method `(self, state)` to run after every rollout, even a failed one, in the order of descending `priority`.
 
-    It runs after the rollout's reward functions, which may use what it closes, and before group rewards. Prepare data
-    for reward functions in `Environment.post_rollout`.
+    It runs after the rollout's reward functions, which may use the resources that it closes, and before group rewards. Prepare
+    data for reward functions in `Environment.post_rollout`.
     """
     return _mark("rove_cleanup", priority)
 
@@ -90,7 +90,7 @@ def teardown(priority: Method) -> Method: ...
 @overload
 def teardown(priority: float = 0) -> Callable[[Method], Method]: ...
 def teardown(priority: Method | float = 0) -> Method | Callable[[Method], Method]:
-    """Mark a method `(self)` to run once, when the run that used the environment ends, highest `priority` first."""
+    """Mark a method `(self)` to run once, when the run that used the environment ends, in the order of descending `priority`."""
     return _mark("rove_teardown", priority)
 
 
@@ -127,7 +127,7 @@ class Environment(ABC):
         rubric: default: an empty rubric (reward 0).
         sampling_args: default sampling arguments in OpenAI's names.
         message_type: "chat", or "completion": prompt and completion are raw texts that the model continues without a
-            chat template. Records store the model's parts as assistant messages and all others as user messages.
+            chat template. Records store the model's parts as assistant messages and all other parts as user messages.
         policies: scripted policies that the environment ships, for `-m scripted:NAME`.
         env_id, env_args: set by `load_environment`.
 
@@ -142,6 +142,8 @@ class Environment(ABC):
 
     evaluation: ClassVar[EvaluationFunctions]
     """Set by `rove.rollouts.evaluate`, which `import rove` imports."""
+    sends_prompt = True
+    """Whether the model reads the prompt of an example; the agent of an `AgentEnv` sends messages of its own."""
 
     def __init__(
         self,
@@ -215,7 +217,7 @@ class Environment(ABC):
         return list(self.examples(n, train=True))
 
     def get_eval_dataset(self, n: int = -1) -> list[Row]:
-        """Return the first `n` evaluation examples (all if n < 0); training examples if there are no others."""
+        """Return the first `n` evaluation examples (all if n < 0); without evaluation rows, return training examples."""
         return list(self.examples(n))
 
     def examples(self, n: int = -1, train: bool = False) -> Iterator[Row]:
@@ -224,7 +226,7 @@ class Environment(ABC):
             yield build_example(row, index, self.system_prompt, self.few_shot, self.message_type)
 
     def count_examples(self, n: int = -1, train: bool = False) -> int | None:
-        """Return the number of `examples`; None if all would have to be read."""
+        """Return the number of `examples`; None if all examples would have to be read to count them."""
         return self._split_rows(train).count(n)
 
     def _split_rows(self, train: bool) -> Rows:
@@ -317,7 +319,7 @@ class Environment(ABC):
         return self.timeout_seconds
 
     async def check_stops(self, state: State) -> bool:
-        """Check the stop conditions; the first that holds becomes `state["stop_condition"]`."""
+        """Check the stop conditions; the first condition that holds becomes `state["stop_condition"]`."""
         for method in self._stops:
             if await maybe_await(method(state)):
                 bookkeeping(state).stop_condition = method.__name__
@@ -327,7 +329,7 @@ class Environment(ABC):
     async def post_rollout(self, state: State) -> object:  # noqa: B027  a hook that authors may override
         """Prepare data for reward functions, before scoring. May be sync.
 
-        Called when the rollout has ended, even by a limit or an error; its resources are still open.
+        It is called when the rollout has ended, even by a limit or an error; the rollout's resources are still open.
         """
 
     async def clean_up(self, state: State) -> None:
@@ -336,7 +338,7 @@ class Environment(ABC):
         await _run_all(self._cleanups, state)
 
     async def tear_down(self) -> None:
-        """Run every `@teardown` method and the rubric's, even if one fails, then raise the first failure.
+        """Run every `@teardown` method of the environment and its rubric, even if one fails, then raise the first failure.
 
         A rubric that is in use by a run of another environment is skipped.
         """
@@ -372,8 +374,9 @@ class Environment(ABC):
 def messages_of(state: State) -> tuple[list[MessageDict], list[MessageDict]]:
     """Return prompt and completion of a rollout as messages; in completion mode, one message per piece of text.
 
-    The model's pieces become assistant messages, all others user messages. If an environment replaced the completion
-    with a text that does not start with the text recorded by the last turn, the new text becomes one assistant message.
+    The model's pieces become assistant messages, and all other pieces become user messages. If an environment replaced the
+    completion with a text that does not start with the text recorded by the last turn, the new text becomes one assistant
+    message.
     """
     prompt, completion = prompt_of(state), completion_of(state)
     if not isinstance(prompt, str):
@@ -395,8 +398,8 @@ def messages_of(state: State) -> tuple[list[MessageDict], list[MessageDict]]:
 def take_result(state: State) -> None:
     """Record the prompt, completion and stop condition that an environment's own `run` has set in the state.
 
-    Called when `run` has ended; values that are set later do not change the rollout. `MultiTurnEnv` and `AgentEnv`
-    record these themselves.
+    This is called when `run` has ended; values that are set later do not change the rollout. `MultiTurnEnv` and `AgentEnv` record
+    these values themselves.
     """
     internals = bookkeeping(state)
     if internals.stop_condition is None and isinstance(state.get("stop_condition"), str):

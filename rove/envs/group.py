@@ -24,16 +24,16 @@ from rove.utils.functions import maybe_await
 class EnvGroup(Environment):
     """Several environments as one; each example is run and scored by its own environment.
 
-    Every member keeps its prompts, turns, parser, rubric, time limit, cleanup and teardown. The examples of each member
-    follow those of the previous member. Their column `env_id` names the member ("outer/inner" in nested groups), as
-    does `info["env_id"]` during a rollout (a list in nested groups). Neither is part of the example's key, so seeds are
-    the same as outside of the group (unless two members have equal rows). Metrics that only some members have are
-    absent from the others' scores, not 0. Functions added to the group's own rubric score all rollouts.
+    Every member keeps its prompts, turns, parser, rubric, time limit, cleanup and teardown. The examples of each member follow
+    those of the previous member. Their column `env_id` names the member ("outer/inner" in nested groups), and so does
+    `info["env_id"]` during a rollout (a list in nested groups). Neither value is part of the example's key, so seeds are the
+    same as outside of the group (unless two members have equal rows). A metric that a member does not have is missing from its
+    scores, not 0. Functions added to the group's own rubric score all rollouts.
 
     Args:
         envs: at least one environment; may include groups.
         env_names: one name per environment. Default: its `env_id`, else "env_0", "env_1", …
-        sampling_args: default sampling of all members; required if theirs differ.
+        sampling_args: default sampling arguments for all members; required if the members' own arguments differ.
         env_id, env_args: see `Environment`.
 
     Raises:
@@ -76,7 +76,7 @@ class EnvGroup(Environment):
                 position += 1
 
     def count_examples(self, n: int = -1, train: bool = False) -> int | None:
-        """Return the number of `examples`; None if all would have to be read."""
+        """Return the number of `examples`; None if all examples would have to be read to count them."""
         total = 0
         for env in self.envs:
             count = env.count_examples(n if n < 0 else n - total, train)
@@ -87,7 +87,7 @@ class EnvGroup(Environment):
 
     @property
     def identity(self) -> Identity:
-        """As `Environment.identity`, with the identities of the members."""
+        """Like `Environment.identity`, with the identities of the members."""
         return {**super().identity, "members": {name: env.identity for name, env in self.members.items()}}
 
     def time_limit(self, state: State) -> float | None:
@@ -132,7 +132,7 @@ class EnvGroup(Environment):
     def at_member(self, state: State) -> Generator[Environment]:
         """Return a context manager with the member of a rollout's example.
 
-        Inside of it, the bookkeeping's `env_depth` is the position of nested groups in the path.
+        In this context, the bookkeeping's `env_depth` is the position of nested groups in the path.
 
         Raises:
             ConfigError: the example is not from this group.
@@ -185,6 +185,12 @@ class _MemberRubric(Rubric):
     def has_group_rewards(self) -> bool:
         """Whether a member or this rubric needs whole groups."""
         return super().has_group_rewards or any(env.scoring_rubric.has_group_rewards for env in self.group.envs)
+
+    @property
+    def group_reward_names(self) -> list[str]:
+        """Names of the functions of members and of this rubric that need whole groups."""
+        member_names = chain.from_iterable(env.scoring_rubric.group_reward_names for env in self.group.envs)
+        return [*member_names, *super().group_reward_names]
 
     async def score_rollout(self, state: State) -> Scores:
         """Score a rollout with the rubric of its member; see `Rubric.score_rollout`."""

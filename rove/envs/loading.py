@@ -33,10 +33,8 @@ ENTRY_POINT_GROUP = "rove.environments"
 _PACKAGE_DIR = Path(__file__).resolve().parents[1]
 CHECKED_TYPES = {int, float, bool, str, NoneType}
 """Annotations of environment arguments whose values are checked."""
-
-
-_imported_digests: dict[str, str] = {}
-"""Module of an environment → digest of its files at its import, so that an edited one is not used as it was before."""
+DIGEST = "__rove_digest__"
+"""Attribute of an environment's module: digest of its files at its import, so that an edited one is not used as it was before."""
 
 
 class ExternalEnvironment(NamedTuple):
@@ -45,13 +43,12 @@ class ExternalEnvironment(NamedTuple):
     file: Path
     """File of the environment's module."""
     load: Callable[..., Environment]
-    """Called with a mapping of its arguments, and keywords of `rove.IsolatedEnv`."""
+    """Function that loads the environment; called with a mapping of its arguments, and with keywords of `rove.IsolatedEnv`."""
 
 
 external_finders: list[Callable[[str], ExternalEnvironment | None]] = []
-"""Consulted first for names like "owner/name" and "owner/name@version". `import rove` adds a finder for environments
-installed from a hub.
-"""
+"""Functions that are called first for names like "owner/name" and "owner/name@version". `import rove` adds a finder for
+environments installed from a hub."""
 
 
 def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args: Any) -> Environment:
@@ -61,8 +58,9 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     `./environments`; the examples shipped with rove. In "owner/name@version", "name" is looked up in this way ("-" as
     "_"), unless one of the `finders` knows the full name as an environment installed from a hub. The path of an existing
     folder or Python file ("./environments/name") is that environment. A name that ends in
-    .jsonl, .ndjson, .csv or .parquet is a file of questions with the arguments of `rove.envs.questions.QuestionsEnv`. An
-    object of another library may convert itself with a method `__rove_environment__`.
+    .jsonl, .ndjson, .csv or .parquet is a file of questions with the arguments of `rove.envs.questions.QuestionsEnv`. If the
+    package's `load_environment` returns an object of another library with a method `__rove_environment__`, this method is
+    called to convert the object.
 
     A module of a folder is imported again if its files changed since its import, as after an edit in a notebook; for an
     installed module, a warning says that the old code is in use.
@@ -120,7 +118,7 @@ def find_external_environment(env_id: str, env_dir: str | Path | None = None) ->
 
 
 class ForeignEnvironment(Protocol):
-    """An environment of another library that converts itself."""
+    """An environment of another library with a method that converts it."""
 
     def __rove_environment__(self) -> Environment:
         """Return a rove environment."""
@@ -128,7 +126,7 @@ class ForeignEnvironment(Protocol):
 
 
 def as_environment(value: object, prefix: str = "this is") -> Environment:
-    """Return a rove environment unchanged, or convert an object that has `__rove_environment__`."""
+    """Return a rove environment unchanged; convert an object that has the method `__rove_environment__`."""
     convert = None if isinstance(value, Environment) else getattr(value, "__rove_environment__", None)
     env = value if convert is None else convert()
     if not isinstance(env, Environment):
@@ -148,7 +146,7 @@ def _source(file: Path) -> str:
 
 
 def project_file(file: Path) -> Path:
-    """Return the path of `pyproject.toml` for a module: in its folder, or one above in the layout NAME/NAME/__init__.py."""
+    """Return the path of `pyproject.toml` for a module: in its folder or, for NAME/NAME/__init__.py, in the parent folder."""
     folder = file.parent
     nested = file.name == "__init__.py" and folder.name == folder.parent.name
     return (folder.parent if nested else folder) / "pyproject.toml"
@@ -175,7 +173,7 @@ def environment_version(
     """Return name, version and code hash of the environment that `load_environment` would load.
 
     Args:
-        env_args: its arguments. The version of a file of questions includes whether rows are held out.
+        env_args: the environment's arguments. The version of a file of questions includes whether rows are held out.
     """
     file = environment_file(env_id, env_dir)
     if is_question_file(env_id):
@@ -246,9 +244,9 @@ def _check_version(env_id: str, file: Path, installed: str | None) -> None:
 
 
 def _note_replacement(name: str, env_dir: str | Path | None) -> None:
-    """Warn if a name means an unexpected file instead of rove's example or the file in ./environments.
+    """Warn if a name refers to an unexpected file instead of rove's example or the file in ./environments.
 
-    A module or an entry point of any installed package could otherwise silently replace an example of the same name.
+    Without the warning, a module or an entry point of any installed package could silently replace an example of the same name.
 
     A file in a folder that the caller names with `env_dir` is always expected.
     """
@@ -348,9 +346,11 @@ def _import(name: str, env_dir: str | Path | None) -> ModuleType:
         return _import_file(name, file)
     if getattr(sys.modules.get(module), "__file__", str(file)) != str(file):
         _forget(module)
-    _warn_if_changed(module, file)
+    digest = digest_files(_source_files(file))
     with _importing(module, file):
-        return importlib.import_module(module)
+        loaded = importlib.import_module(module)
+    _warn_if_changed(loaded, file, digest)
+    return loaded
 
 
 def _locate(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
@@ -382,7 +382,7 @@ def _locate(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
 
 
 def _entry_point_module(name: str) -> str | None:
-    """Return the module that an entry point registers for a name; None without one."""
+    """Return the module that an entry point registers for a name; None if there is no such entry point."""
     points = _entry_points().get(name, [])
     modules = {point.module for point in points}
     if len(modules) > 1:
@@ -411,7 +411,7 @@ def _installed(name: str) -> Path | None:
 
 
 def _hidden_by_stdlib(name: str) -> Path | None:
-    """Return the file of an installed module that the standard library hides, as for a package named "math"."""
+    """Return the file of an installed module that the standard library hides, as it hides a package named "math"."""
     if name not in sys.stdlib_module_names:
         return None
     try:
@@ -437,7 +437,7 @@ def _import_file(name: str, file: Path) -> ModuleType:
     loaded = sys.modules.get(name)
     digest = digest_files(_source_files(file))
     is_same_file = getattr(loaded, "__file__", None) == str(file)
-    if loaded is not None and is_same_file and _imported_digests.get(name, digest) == digest:
+    if loaded is not None and is_same_file and getattr(loaded, DIGEST, digest) == digest:
         return loaded
     if is_same_file:
         _discard_bytecode(file)
@@ -447,7 +447,7 @@ def _import_file(name: str, file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     _forget(name)
     sys.modules[name] = module
-    _imported_digests[name] = digest
+    setattr(module, DIGEST, digest)
     with _importing(name, file):
         spec.loader.exec_module(module)
     return module
@@ -469,18 +469,15 @@ def _discard_bytecode(file: Path) -> None:
     importlib.invalidate_caches()
 
 
-def _warn_if_changed(module: str, file: Path) -> None:
-    """Warn if the files of an installed module changed since its import, as those of an editable installation can.
+def _warn_if_changed(module: ModuleType, file: Path, digest: str) -> None:
+    """Warn if the files of an installed module changed since its import, which is possible for an editable installation.
 
-    It is not imported again, because other code may have imported it too.
+    The module is not imported again, because other code may have imported it, too.
     """
-    digest = digest_files(_source_files(file))
-    if module not in sys.modules:
-        _imported_digests[module] = digest
-    if _imported_digests.setdefault(module, digest) != digest:
+    if vars(module).setdefault(DIGEST, digest) != digest:
         warnings.warn(
-            f"{file} or a file of its package changed after the import of '{module}', and the old code is still in use; start "
-            "Python again (in a notebook, restart the kernel) to use the new code",
+            f"{file} or a file of its package changed after the import of '{module.__name__}', and the old code is still in use; "
+            "start Python again (in a notebook, restart the kernel) to use the new code",
             stacklevel=4,
         )
 
@@ -489,7 +486,6 @@ def _forget(name: str) -> None:
     submodules = [module_name for module_name in sys.modules if module_name.startswith(f"{name}.")]
     for module_name in (name, *submodules):
         sys.modules.pop(module_name, None)
-    _imported_digests.pop(name, None)
 
 
 @contextmanager

@@ -36,13 +36,13 @@ class MCPEnv(ToolEnv):
     Args:
         mcp_servers: dicts or `rove.mcp.ServerSettings` with a name and one of `command` (with args, env, cwd), `url`
             (with headers) and `server`; optionally include, exclude and prefix.
-        scope: "shared": all rollouts share each server, as in verifiers v0; use this for servers without state that
+        scope: "shared": all rollouts share each server, as in verifiers v0; use this value for servers without state that
             rollouts could change. "rollout": every rollout gets its own servers.
-        call_timeout: seconds per call.
-        start_timeout: seconds until a server has listed its tools.
-        max_restarts: consecutive restarts of a shared server that has ended; the next call restarts it.
-        max_servers: concurrent rollouts with their own servers; others wait, within their time limit.
-        max_chars: characters of text per result; the rest is cut.
+        call_timeout: maximum seconds per call.
+        start_timeout: maximum seconds until a server has listed its tools.
+        max_restarts: maximum number of consecutive restarts of a shared server that has ended; the next call restarts it.
+        max_servers: maximum number of concurrent rollouts with their own servers; other rollouts wait, within their time limit.
+        max_chars: maximum characters of text per result; the rest is cut.
         **kwargs: see `ToolEnv`.
 
     Raises:
@@ -91,7 +91,7 @@ class MCPEnv(ToolEnv):
 
     @property
     def identity(self) -> Identity:
-        """As `Environment.identity`, with the server settings but not the tools that the servers list."""
+        """Like `Environment.identity`, with the server settings but not the tools that the servers list."""
         if self._initial_identity is not None:
             return self._initial_identity
         return {
@@ -117,7 +117,7 @@ class MCPEnv(ToolEnv):
             await servers.close()
 
     async def run(self, state: State, turn: Turn) -> None:
-        """Start the servers if needed, then run as `ToolEnv`."""
+        """Start the servers if needed, then run the rollout as `ToolEnv` does."""
         with phase("mcp servers"):
             if self.scope == "shared":
                 await self._start_shared()

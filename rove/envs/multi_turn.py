@@ -22,9 +22,7 @@ class Opponent(Protocol):
     """Chooses the moves of the second role in a two-player environment; set by `rove play`."""
 
     async def __call__(self, view: str, legal: list[str], board: Rendering | None = None) -> str:
-        """Return one of the legal moves. `view` is the position as a text, `board` the same position as a rendering, if
-        there is one.
-        """
+        """Return one of the legal moves. `view` is the position as text, `board` the same position as a rendering, or None."""
         ...
 
 
@@ -55,8 +53,8 @@ def num_turns(state: State) -> int:
 class MultiTurnEnv(Environment):
     """The model and the environment take turns until a stop condition is met.
 
-    One turn: model reply → stop conditions → `env_response` → stop conditions and limits. The environment also sees
-    the last allowed model turn.
+    One turn: model reply → stop conditions → `env_response` → stop conditions and limits. The environment also receives the
+    last allowed model turn.
 
     Args:
         max_turns: maximum number of model turns (1 or more); -1 = no limit.

@@ -30,7 +30,7 @@ OTHER_SUFFIXES = {
     ".zip": "unpack it",
     ".zst": "unpack it",
 }
-"""Other forms of data files, and how to make a file of questions from them."""
+"""Suffixes of other data files, and advice on how to make a file of questions from them."""
 OTHER_DELIMITERS = (";", "\t", "|")
 MAX_FIELD_CHARS = 2**31 - 1
 """The longest field that the csv module can be told to read on every platform."""
@@ -45,7 +45,7 @@ class FileRow(NamedTuple):
 
 
 def is_question_file(env_id: str) -> bool:
-    """Return whether an environment name is that of a data file, such as a file of questions."""
+    """Return whether an environment name is the name of a data file, such as a file of questions."""
     suffix = Path(env_id).suffix.lower()
     return suffix in SUFFIXES or suffix in OTHER_SUFFIXES
 
@@ -127,7 +127,9 @@ def _csv_values(
 
 
 def _check_columns(path: Path, position: str, names: Sequence[str]) -> None:
-    """Raise ConfigError if two columns have one name, or the columns of a CSV file are separated by another character."""
+    """Raise ConfigError if two columns have the same name, or another character than a comma separates the columns of a CSV
+    file.
+    """
     counts = Counter(filter(None, names))  # columns without a name may repeat
     repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
@@ -145,7 +147,7 @@ def _check_columns(path: Path, position: str, names: Sequence[str]) -> None:
 
 @contextmanager
 def _long_fields() -> Generator[None]:
-    """Let the csv module read fields of any length: its limit of 131,072 characters is global."""
+    """Return a context in which the csv module reads fields of any length; its limit of 131,072 characters is global."""
     previous_limit = csv.field_size_limit(MAX_FIELD_CHARS)
     try:
         yield

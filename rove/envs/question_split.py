@@ -13,19 +13,19 @@ from rove.core.plain import JsonMapping
 
 
 class Split(NamedTuple):
-    """The positions of the rows that are for training, and of those that are only for evaluation."""
+    """The positions of the training rows and of the rows that are only for evaluation."""
 
     training: list[int]
     held_out: list[int]
-    """Empty if no rows are held out."""
+    """Positions of the rows that are only for evaluation; [] if no rows are held out."""
     different: int
     """Number of different questions."""
     is_requested: bool
-    """Whether rows were to be held out."""
+    """Whether the settings request held-out rows."""
 
     @property
     def repeated(self) -> int:
-        """Number of rows whose question already occurs in an earlier row."""
+        """Number of rows whose question occurs in an earlier row."""
         return len(self.training) + len(self.held_out) - self.different
 
     @property
@@ -47,7 +47,7 @@ def split_by_content(examples: Sequence[Mapping[str, object]], fraction: float) 
     """Hold out a fraction of the different questions, chosen by their hashes: at least one if there are two or more,
     but never all.
 
-    The order of the rows and their answers make no difference, and rows with equal questions are on the same side:
+    The order of the rows and their answers make no difference, and rows with equal questions are in the same part:
     otherwise a model would be evaluated on questions that it was trained on.
 
     Args:

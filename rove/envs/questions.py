@@ -30,7 +30,7 @@ QUESTION_COLUMNS = ("question", "prompt")
 """Default columns of the question."""
 SPLIT_BY_CONTENT = " (held out by content)"
 MAX_SHOWN_CHARS = 100
-"""Characters of a value in an error message."""
+"""Maximum characters of a value in an error message."""
 
 TAGGED = "Give your final answer as <answer>your answer</answer>."
 BOXED = "Give your final answer in \\boxed{}."
@@ -50,7 +50,7 @@ SCORERS = {
 class QuestionsEnv(SingleTurnEnv):
     """A file of questions, each answered once and scored against the answer in its row.
 
-    Scripted policies: `teacher` gives the right answer, `no_answer` does not know it.
+    Scripted policies: `teacher` gives the right answer; `no_answer` says that it does not know the answer.
 
     Args:
         scorer: "exact", "numeric", "regex", "choice", "math" or "judge", see `rove.rubrics.scorers`; or your own reward function
@@ -62,7 +62,8 @@ class QuestionsEnv(SingleTurnEnv):
         judge_model: for "judge": a name in endpoints.toml, or a model at `OPENAI_BASE_URL`.
         system_prompt: "" for none. Default: a prompt that requests the format of the scorer.
         held_out: fraction of the different questions that are only for evaluation (0 to below 1). A hash of the question
-            chooses them, so rows with equal questions are on the same side. With 0, all rows are used for both.
+            chooses them, so rows with equal questions are in the same part. With 0, all rows are used for training and
+            evaluation.
 
     Example:
         env = rove.load_environment("questions.csv", scorer="numeric")
@@ -112,7 +113,7 @@ class QuestionsEnv(SingleTurnEnv):
 
     @property
     def description(self) -> str:
-        """A one-line description of questions and scorer."""
+        """A one-line description of the questions and the scorer."""
         _, scoring = SCORERS.get(self.scorer, ("", "your reward function"))
         held_out = f" held out of {self.rows:,}" if self.eval_dataset is not None else ""
         repeated = f" ({self.split.repeated:,} rows of the file repeat a question)" if self.split.repeated else ""
@@ -120,7 +121,7 @@ class QuestionsEnv(SingleTurnEnv):
 
     @property
     def split_description(self) -> str:
-        """How the rows are split into training and held-out ones."""
+        """Description of how the rows are split into training rows and held-out rows."""
         return self.split.description
 
 
@@ -147,9 +148,9 @@ def _rubric(scorer: str, tolerance: float, judge_model: str) -> Rubric:
 
 
 def question_file_version(path: str | Path, held_out: float) -> str:
-    """Return a hash of a file of questions; with held-out questions, the text also says how these are chosen.
+    """Return a hash of a file of questions; with held-out questions, the text also says how they are chosen.
 
-    Runs whose held-out questions were chosen by position, as older versions of rove did, are therefore not resumed.
+    So rove does not resume runs of its older versions, which chose held-out questions by position.
     """
     digest = digest_files([Path(path)])
     return f"{digest}{SPLIT_BY_CONTENT}" if held_out else digest
@@ -236,9 +237,7 @@ def _question(path: str | Path, row: FileRow, column: str) -> str | list[Any]:
 
 
 def _check_contents(path: str | Path, row: FileRow, column: str, messages: Messages) -> None:
-    """Raise ConfigError for a message whose content is neither a text nor a list of parts; only an assistant message
-    may have no content.
-    """
+    """Raise ConfigError if a message's content is neither text nor a list of parts; only assistant messages may lack content."""
     for message in messages:
         content = message.get("content")
         if content is None and message["role"] == "assistant":

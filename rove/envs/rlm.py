@@ -1,5 +1,5 @@
-"""Recursive language models: a long input is a variable in the Python session of a model, which queries sub-models about
-parts of it.
+"""Recursive language models: a long input is a variable in the Python session of a model, and the model queries sub-models about
+parts of the input.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RENAMED_ARGUMENTS = {
     "max_iterations": "max_turns",
     "root_tools": "tools, which the model calls beside Python",
 }
-"""Arguments of other implementations, and their names here."""
+"""Argument names of other implementations → the names in `RLMEnv`."""
 
 
 ROLE = "sub_model"
@@ -118,16 +118,16 @@ class Exploration:
 
     calls: SubCalls
     depth: int = 0
-    """0 = the model of the rollout."""
+    """Number of levels below the rollout's own model, which has depth 0."""
     context: Any = None
     content: str = ""
     """The last known answer, final or not."""
     ready: bool = False
     branches: list[tuple[int, State]] = field(default_factory=list[tuple[int, State]])
-    """Sub-model conversations in order, each with the number of own turns before it."""
+    """Sub-model conversations in order, each with the number of the model's own turns before it."""
 
     async def set_answer(self, content: Any, ready: Any) -> None:
-        """Store the value of `answer`; called by the code."""
+        """Store the value of the variable `answer`; called from the model's code."""
         self.content, self.ready = str(content), bool(ready)
 
 
@@ -166,7 +166,7 @@ def _size(context: object) -> str:
 
 
 def as_text(context: object) -> str:
-    """Return a text unchanged, anything else as JSON."""
+    """Return a text unchanged, and any other value as JSON."""
     if isinstance(context, str):
         return context
     try:
@@ -197,24 +197,24 @@ class RLMEnv(PythonEnv):
 
     The input is the variable `context`; the prompt shows only its length and beginning. Code calls `llm(prompt)` and
     `llm_batch(prompts)`; a call beyond the limits raises in the code and does not end the rollout. The model answers with
-    `answer["content"] = …; answer["ready"] = True`. `state["final_answer"]` is the last content ("" if none) and
-    `state["rlm"].ready` is whether it was final. A turn without code also ends the rollout.
+    `answer["content"] = …; answer["ready"] = True`. `state["final_answer"]` is the last content ("" if there is none), and
+    `state["rlm"].ready` says whether the answer was final. A turn without code also ends the rollout.
 
     The duration of sub-calls does not count for `timeout_per_command_seconds`. It is limited by the client's timeout, the
     number of calls, and `timeout_seconds` of the rollout.
 
     Args:
-        context: key of the input in the row's `info` (or the row), or a sync or async function that returns it for a
+        context: key of the input in the row's `info` (or in the row), or a sync or async function that returns the input for a
             state. With a function, records do not contain the input. The input is a text or a JSON value.
-        system_prompt: default: explains the above. "" = none.
+        system_prompt: system prompt; "" = none. Default: a prompt that explains the session, the functions, and the limits.
         sub_client: client of sub-models. Default: the client of the rollout.
         sub_model: model name for sub-calls. Default: the model of the rollout.
-        sub_sampling_args: sampling arguments for sub-calls, in OpenAI's names. Default: those of the rollout; none for
-            `sub_client`.
+        sub_sampling_args: sampling arguments for sub-calls, with OpenAI's names. Default: the rollout's arguments; with
+            `sub_client`, no arguments.
         max_sub_calls: maximum number of sub-calls in a rollout.
         max_sub_tokens: no further sub-call starts after sub-models have read and generated this many tokens; -1 = no
             limit.
-        max_parallel_calls: concurrent sub-calls in a rollout.
+        max_parallel_calls: maximum number of concurrent sub-calls in a rollout.
         max_depth: 1 = sub-models only answer; 2 = a sub-model that is given a `context` has its own Python session and
             sub-models; and so on. At the last level the context is put into the prompt.
         sub_max_turns: maximum number of turns of a sub-model with a Python session.
@@ -222,14 +222,14 @@ class RLMEnv(PythonEnv):
             recorded in the model role "sub_model". The trajectory of a running rollout has only the main model's turns.
         code_in: "tool": code is an argument of the tool `python`; "fence": code is between ```python and ```, for models
             without tool calls.
-        preview_chars: characters of the input shown in the prompt.
+        preview_chars: number of characters of the input that the prompt shows.
         sub_backends: one sandbox backend per depth from 1 on; with a single backend for all depths, rollouts could
             deadlock. Required with `backend` and max_depth > 1.
         **kwargs: see `SandboxEnv`.
 
     Raises:
-        ConfigError: a number is out of range, an argument has another name here, train_sub_calls is combined with another
-            model, or there are too few `sub_backends`.
+        ConfigError: a number is out of range, an argument has a different name in `RLMEnv`, train_sub_calls is combined with
+            another model, or there are too few `sub_backends`.
 
     Example:
         dataset = [{"question": "Who is the murderer?", "answer": "Norman", "info": {"context": novel}}]
@@ -292,7 +292,7 @@ class RLMEnv(PythonEnv):
 
     @property
     def identity(self) -> Identity:
-        """As `Environment.identity`, with sub-models and their limits."""
+        """Like `Environment.identity`, with sub-models and their limits."""
         limits = ("max_sub_calls", "max_sub_tokens", "max_depth", "sub_max_turns", "train_sub_calls", "code_in")
         return {
             **super().identity,
@@ -306,7 +306,7 @@ class RLMEnv(PythonEnv):
         }
 
     async def run(self, state: State, turn: Turn) -> None:
-        """Run as `PythonEnv`; with `train_sub_calls`, then add the sub-calls to the trajectory in order."""
+        """Run the rollout as `PythonEnv` does; with `train_sub_calls`, then add the sub-calls to the trajectory in order."""
         internals = bookkeeping(state)
         parallel = asyncio.Semaphore(self.max_parallel_calls)
         conversations = [internals.trajectory]

@@ -1,4 +1,4 @@
-"""Environments in which the model gets a sandbox: with bash, or with a Python session."""
+"""Environments in which the model has a sandbox with bash or a Python session."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rove.sandbox import Backend, Functions, LocalBackend, Result, SandboxLimits
 from rove.tools.tool import Arguments, make_tool
 
 CALL_TIMEOUT_S = 30.0
-"""Default wall time of one call."""
+"""Default time limit of a call, in seconds of wall time."""
 BYTES_PER_GB = 1 << 30
 VENDOR_HINT = "it is specific to the sandboxes of a vendor; remove it"
 UNSUPPORTED_ARGUMENTS = {
@@ -36,7 +36,7 @@ UNSUPPORTED_ARGUMENTS = {
     "max_startup_wait_seconds": "Python is ready with its sandbox; remove it",
     **dict.fromkeys(("sandbox_name", "team_id", "labels", "advanced_configs"), VENDOR_HINT),
 }
-"""Arguments of other libraries, and what to do instead."""
+"""Arguments of other libraries → advice on what to do instead."""
 MATH_PROMPT = (
     "Solve the problem. Use the tool `python` for every calculation that you cannot do reliably; variables persist between "
     "calls. Put the final answer in \\boxed{}, for example \\boxed{42}."
@@ -49,7 +49,7 @@ class SandboxUse:
 
     session: Session | None = None
     is_ready: bool = False
-    """Whether it has been set up."""
+    """Whether the sandbox has been set up."""
     is_over: bool = False
     ready_wait: float = 0.0
     """Seconds that the rollout waited for the sandbox, including the wait because of `max_sandboxes`."""
@@ -97,8 +97,9 @@ class SandboxEnv(StatefulToolEnv):
 
     Args:
         backend: where sandboxes come from; closed when the run ends, and reusable. Default: a `LocalBackend`.
-        limits: limits of a sandbox. Default: those of `backend`, else of `SandboxLimits` with 30 s per call.
-        timeout_per_command_seconds, memory_gb, disk_size_gb: override these limits. The disk counts as memory.
+        limits: limits of a sandbox. Default: the limits of `backend`, else `SandboxLimits` with 30 s per call.
+        timeout_per_command_seconds, memory_gb, disk_size_gb: override these values in `limits`. Files on the sandbox's disk count
+            as memory.
         pip_install_packages: installed packages that the code may import, without versions, as a list or separated by spaces.
             Nothing is installed. Default: the standard library only.
         environment_vars: additional environment variables; the code can read them.
@@ -170,13 +171,13 @@ class SandboxEnv(StatefulToolEnv):
 
     @property
     def identity(self) -> Identity:
-        """As `Environment.identity`, with limits and packages of the sandbox."""
+        """Like `Environment.identity`, with limits and packages of the sandbox."""
         return {**super().identity, "sandbox": {**msgspec.to_builtins(self.limits), "packages": self.packages}}
 
     async def setup_sandbox(self, session: Session, state: State) -> None:
         """Prepare a new sandbox before its first call, for example with `session.put`. Runs `start_command`.
 
-        Called again if a sandbox died and lost its files.
+        This method is called again if a sandbox died and lost its files.
 
         Raises:
             SandboxError: `start_command` failed.
@@ -233,7 +234,7 @@ class SandboxEnv(StatefulToolEnv):
     async def update_tool_args(
         self, tool_name: str, tool_args: Arguments, messages: Messages, state: State, **kwargs: Any
     ) -> Arguments:
-        """Add `state` for tools that hide it, and open the sandbox: its failure is not an error of the model."""
+        """Add `state` for tools that hide it, and open the sandbox, so that its failure does not count as the model's error."""
         if "state" not in self._tools_by_name[tool_name].hidden:
             return tool_args
         # Here and not in the tool: otherwise rollouts would be scored as if the model had made a mistake
@@ -294,7 +295,7 @@ class CodeMathEnv(PythonEnv):
     """Mathematics questions with a Python session; the answer goes into \\boxed{}.
 
     Args:
-        system_prompt: default: explains this format.
+        system_prompt: default: a prompt that explains this format.
         rubric: default: a `MathRubric` (extra `math`).
         **kwargs: see `SandboxEnv`.
     """
@@ -322,7 +323,7 @@ def package_names(packages: str | Sequence[str]) -> list[str]:
 def override_limits(
     limits: SandboxLimits, seconds: float | None, memory_gb: float | None, disk_size_gb: float | None
 ) -> SandboxLimits:
-    """Return the limits with the given values replaced."""
+    """Return the limits with the values that are not None replaced."""
     if seconds is not None:
         limits = msgspec.structs.replace(limits, seconds=seconds)
     if memory_gb is not None:

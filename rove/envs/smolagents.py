@@ -1,4 +1,4 @@
-"""smolagents in environments: tools of this library for any model, and its agents as external agents."""
+"""Use smolagents in environments: the library's tools for any model, and its agents as external agents."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ PYTHON_TYPES: dict[str, object] = {
     "image": str,
     "audio": str,
 }
-"""Python type of each smolagents type; a model passes images and audio by name."""
+"""Name of a smolagents type → Python type; a model passes images and audio by name."""
 
 
 class SmolaToolEnv(ToolEnv):
     """A `ToolEnv` that accepts smolagents tools in addition to functions.
 
-    The model sees `description` and `inputs` of a tool; invalid arguments are reported to it. A tool is set up at its
+    The model sees `description` and `inputs` of a tool; invalid arguments are reported to the model. A tool is set up at its
     first call and then called in threads, concurrently for several rollouts, so its `forward` must be thread-safe.
 
     Args:
@@ -63,7 +63,7 @@ class SmolaToolEnv(ToolEnv):
 class SmolaAgentEnv(AgentEnv):
     """A smolagents agent carries out each rollout: a `ToolCallingAgent`, a `CodeAgent`, or a team of agents.
 
-    It uses the run's model. Its answer is the rollout's answer, see `AgentEnv`; `state["agent_state"]` is "success" or
+    It uses the run's model. Its answer is the rollout's answer (see `AgentEnv`); `state["agent_state"]` is "success" or
     "max_steps_error". It runs in a thread and is interrupted when the rollout ends.
 
     A `CodeAgent` runs the model's code in this process unless its `executor_type` isolates it. Both kinds of agents
@@ -92,7 +92,7 @@ class SmolaAgentEnv(AgentEnv):
 
     @property
     def identity(self) -> Identity:
-        """As `AgentEnv.identity`, with the code of `make_agent`."""
+        """Like `AgentEnv.identity`, with the code of `make_agent`."""
         return {**super().identity, "agent": digest_code(self.make_agent)}
 
     async def run_agent(self, access: Access, state: State) -> Any:

@@ -49,7 +49,7 @@ from rove.utils.functions import is_async, maybe_await
 from rove.utils.threads import PendingCalls, Threads
 
 CLEANUP_GRACE_S = 1.0
-"""Seconds that a cleanup waits for running sync tools; it is then postponed until they return."""
+"""Maximum seconds that a cleanup waits for running sync tools; after that, it is postponed until they return."""
 
 _sync_calls: ContextVar[PendingCalls | None] = ContextVar("rove_sync_calls", default=None)
 """The running sync calls of the current rollout."""
@@ -112,7 +112,7 @@ class ToolEnv(MultiTurnEnv):
     """The model calls tools (typed Python functions) until it answers without a call.
 
     Every call gets one tool message, in the order of the calls. Invalid calls (unknown tool, malformed arguments) and
-    exceptions of a tool are reported to the model in that message; an `InfraError` or `LimitReachedError` of a tool
+    exceptions of a tool are reported to the model in this message; an `InfraError` or `LimitReachedError` of a tool
     ends the rollout instead. A result is a text, a list of content parts (images), or anything else, sent as JSON.
 
     Args:
@@ -122,8 +122,8 @@ class ToolEnv(MultiTurnEnv):
         stop_errors: exception classes that end the rollout with a `ToolParseError` or `ToolCallError` instead of
             being reported to the model.
         parallel_calls: run the calls of one turn concurrently.
-        max_threads: concurrent sync tools, which run in threads so that one does not block other rollouts; 0 runs
-            them on the event loop.
+        max_threads: maximum number of concurrent sync tools, which run in threads so that a tool does not block other rollouts;
+            0 runs them on the event loop.
         **kwargs: see `MultiTurnEnv`.
 
     Raises:
@@ -174,12 +174,12 @@ class ToolEnv(MultiTurnEnv):
         """Add a tool.
 
         Raises:
-            ConfigError: the function cannot be a tool, or the name exists.
+            ConfigError: the function cannot be a tool, or there is already a tool of this name.
         """
         self._add(make_tool(tool))
 
     def remove_tool(self, tool: ToolFunction | Tool | str) -> None:
-        """Remove a tool, given as it was added or by name.
+        """Remove a tool; `tool` is the object that was added, or the tool's name.
 
         Raises:
             ConfigError: there is no such tool.
@@ -215,11 +215,11 @@ class ToolEnv(MultiTurnEnv):
 
     @property
     def identity(self) -> Identity:
-        """As `Environment.identity`, with the code and definitions of the tools."""
+        """Like `Environment.identity`, with the code and definitions of the tools."""
         return {**super().identity, "tools": [tool_identity(tool) for tool in self._tools_by_name.values()]}
 
     async def run(self, state: State, turn: Turn) -> None:
-        """Run a rollout as `MultiTurnEnv` with `state["tools"]`, a copy of the tool definitions.
+        """Run a rollout as `MultiTurnEnv` does, with `state["tools"]`, a copy of the tool definitions.
 
         `setup_state` may change that list; the model can call only the tools in it.
         """
@@ -270,7 +270,7 @@ class ToolEnv(MultiTurnEnv):
             warnings.warn(f"a postponed cleanup failed: {type(error).__name__}: {error}", stacklevel=1)
 
     async def tear_down(self) -> None:
-        """Wait up to `CLEANUP_GRACE_S` for postponed cleanups, then tear down as `Environment.tear_down`."""
+        """Wait up to `CLEANUP_GRACE_S` for postponed cleanups, then tear down as `Environment.tear_down` does."""
         if self._pending_cleanups:
             _, waiting = await asyncio.wait(self._pending_cleanups, timeout=CLEANUP_GRACE_S)
             if waiting:
@@ -295,8 +295,8 @@ class ToolEnv(MultiTurnEnv):
     def _left_call(self, state: State) -> str | None:
         """Return the name of a tool whose call the endpoint left in the text of the last reply.
 
-        If the reply's tokens are recorded, the model's own format was already parsed, so a call in another format is the model's
-        mistake.
+        Return None if the reply's tokens are recorded: calls in the model's own format were then parsed already, so a call in
+        another format is the model's mistake.
         """
         steps = bookkeeping(state).trajectory
         if not steps or steps[-1].tokens is not None:
@@ -344,7 +344,7 @@ class ToolEnv(MultiTurnEnv):
         return [answer for answer in answers if isinstance(answer, Message)]
 
     async def call_tool(self, tool_name: str, tool_args: Arguments, tool_call_id: str, **kwargs: Any) -> Message:
-        """Call a tool with checked arguments; its exceptions pass through.
+        """Call a tool with checked arguments; raise the tool's exceptions unchanged.
 
         Raises:
             ToolParseError: there is no such tool.
@@ -448,7 +448,7 @@ class StatefulToolEnv(ToolEnv):
             args_to_skip: arguments that `update_tool_args` sets.
 
         Raises:
-            ConfigError: the function cannot be a tool, has no such argument, or the name exists.
+            ConfigError: the function cannot be a tool or has no such argument, or there is already a tool of this name.
         """
         self._add(make_tool(tool, hidden=args_to_skip))
 
@@ -456,9 +456,9 @@ class StatefulToolEnv(ToolEnv):
     def update_tool_args(
         self, tool_name: str, tool_args: Arguments, messages: Messages, state: State, **kwargs: Any
     ) -> Any:
-        """Return the arguments for a call: the model's, checked and converted, and the hidden ones.
+        """Return the arguments for a call: the model's arguments, checked and converted, and the hidden arguments.
 
-        May be async. Its exceptions make the rollout fail and are not reported to the model.
+        This method may be async. Its exceptions make the rollout fail and are not reported to the model.
         """
 
     async def _prepared(self, tool: Tool, arguments: Arguments, messages: Messages, state: State) -> Arguments:

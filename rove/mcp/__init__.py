@@ -1,7 +1,7 @@
 """Servers of the Model Context Protocol (MCP).
 
-`settings`: which server. `process`: the process of a command. `sdk`: adapter for both majors of the SDK. `servers`:
-connections of an environment or rollout.
+`settings`: settings of a server. `process`: the process of a server that is a command. `sdk`: adapter for both major versions of
+the SDK. `servers`: connections of an environment or rollout.
 """
 
 from rove.mcp.servers import Servers

@@ -16,19 +16,19 @@ from rove.mcp.settings import ServerSettings
 from rove.utils.processes import SIGKILL, has_ended, kill_marked, signal_group, start_group
 
 CLOSE_TIMEOUT_S = 2.0
-"""Seconds for a server to end after its stdin is closed, and again after SIGTERM."""
+"""Maximum seconds to wait for a server to end after its stdin is closed, and the same time again after SIGTERM."""
 KILL_TIMEOUT_S = 5.0
 EXIT_CODE_TIMEOUT_S = 0.5
-"""Seconds for a server to end after its stdout, so that its exit code can be reported."""
+"""Maximum seconds to wait for a server to end after its stdout has ended, so that its exit code can be reported."""
 MARK_VARIABLE = "ROVE_MCP_SERVER"
-"""Environment variable by which the child processes of a server are found."""
+"""Environment variable that identifies the child processes of a server."""
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_STDERR_LINES, MAX_LINE_CHARS = 20, 400
-"""The last lines of stderr that are kept, and characters per line."""
+"""Maximum number of stderr lines that are kept (the last ones), and maximum characters per line."""
 
 
 class ServerProcess:
-    """The process of a server, leader of its own process group, which ends with it.
+    """The process of a server. It leads its own process group, which ends together with the process.
 
     Child processes that have left the group (daemons) end with it too, on Linux; see `kill_marked`.
 
@@ -50,7 +50,7 @@ class ServerProcess:
         self._encode = encode
         self._stderr_lines: deque[str] = deque(maxlen=MAX_STDERR_LINES)
         self.silent = False
-        """Whether its stdout has ended."""
+        """Whether the stdout of the process has ended."""
         # If the process is never closed: exit() in a rollout, or a closed event loop.
         self._finalizer = weakref.finalize(self, _kill_all, process.pid, mark)
 
@@ -73,7 +73,7 @@ class ServerProcess:
 
     @property
     def last_output(self) -> str:
-        """Exit code, if it has ended, and the last lines of stderr."""
+        """Exit code (if the process has ended) and the last lines of stderr."""
         parts: list[str] = []
         code = self._process.returncode
         if code is not None:
@@ -173,7 +173,7 @@ def _kill_all(group: int, mark: str) -> None:
 
 
 async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the lines of a stream without line ends, except for an incomplete last line."""
+    """Yield the lines of a stream without their line ends; an incomplete last line is left out."""
     parts: list[bytes] = []
     size = 0
     while chunk := await stream.read(1 << 16):

@@ -1,6 +1,6 @@
-"""Adapter for the `mcp` package, 1.24 and later and 2: the only module that uses its names (docs/decisions/dependencies.md).
+"""Adapter for the `mcp` package (1.24 and later, and 2); only this module uses its names (docs/decisions/dependencies.md).
 
-Results are plain data as the protocol spells them (`inputSchema`, `isError`), the same in both majors.
+Results are plain data with the protocol's names (`inputSchema`, `isError`), the same for both major versions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def text_part(text: str) -> Part:
 def content_of(result: JsonMapping, max_chars: int) -> str | list[Part]:
     """Return the result of a tool as text, or as content parts if it is not only text.
 
-    Structured content is added as JSON if the result has no text. Texts are cut after `max_chars` characters in total.
+    Structured content is added as JSON if the result has no text. All texts together are cut after `max_chars` characters.
     """
     parts = [_part(block) for block in result.get("content", ())]
     structured = result.get("structuredContent")
@@ -55,7 +55,7 @@ def text_of_result(result: JsonMapping, max_chars: int) -> str:
 
 
 def cut(text: str, max_chars: int) -> str:
-    """Return the beginning of a text, with a note of how much is missing."""
+    """Return a text of at most `max_chars` characters; if it is cut, a note says how much is missing."""
     missing = len(text) - max_chars
     return text if missing <= 0 else f"{text[:max_chars]}\n… {missing} more characters"
 
@@ -88,21 +88,21 @@ def _image(mime: str, data: str) -> Part:
 
 
 def _audio_format(mime: str) -> str:
-    """Return the name that OpenAI's API has for a MIME type of audio."""
+    """Return the name of an audio MIME type in OpenAI's API."""
     subtype = mime.partition("/")[2].removeprefix("x-")
     return {"mpeg": "mp3", "wave": "wav"}.get(subtype, subtype)
 
 
 CONNECTION_CLOSED = -32000
-"""The SDK's error code for a closed connection. Servers may use it too."""
+"""The SDK's error code for a closed connection. Servers may use this code, too."""
 MAX_TOOL_PAGES = 1000
-"""Pages of a tool list that are read."""
+"""Maximum number of pages of a tool list that are read."""
 MAX_TOOLS = 2000
-"""Tools of a server. Every tool becomes part of each prompt, and APIs accept some hundred at most."""
+"""Maximum number of tools of a server. Every tool becomes part of each prompt, and APIs accept a few hundred at most."""
 
 
 class Session:
-    """A session with a server, for either major of the SDK."""
+    """A session with a server, for either major version of the SDK."""
 
     def __init__(self, client: Any, name: str, process: ServerProcess | None = None):
         self._client = client
@@ -112,7 +112,7 @@ class Session:
     async def tools(self) -> list[JsonObject]:
         """Return all tools of the server: name, description, inputSchema, …
 
-        A list ends with a page that names no next page. An empty page that names a page again also ends it.
+        The list ends with a page that names no next page, or with an empty page that names a page that was already read.
         """
         tools: list[JsonObject] = []
         cursors: set[str] = set()
@@ -153,7 +153,7 @@ class Session:
         return _plain(await self._client.call_tool(tool, dict(arguments)))
 
     def is_lost(self, error: BaseException | None = None) -> bool:
-        """Return whether the server has ended, as far as `error` of a call shows it."""
+        """Return whether the server has ended, as far as the `error` that a call raised shows it."""
         if self._process is not None:
             return self._process.silent
         # Over HTTP, only the code or the message of the error shows it.
@@ -163,7 +163,7 @@ class Session:
 
 
 def _invalid_fields(error: ValueError) -> str:
-    """Return the fields that a validation error names, with its reasons."""
+    """Return the fields that a validation error names, each with the reason."""
     details = getattr(error, "errors", None)
     if details is None:
         return str(error)
@@ -175,7 +175,7 @@ def _invalid_fields(error: ValueError) -> str:
 
 
 def first_error(error: BaseException) -> BaseException:
-    """Return the first error in a group, in which the SDK raises the errors of its tasks; any other error unchanged."""
+    """Return the first error in an exception group (the SDK raises its tasks' errors in groups); any other error unchanged."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

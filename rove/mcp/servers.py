@@ -23,7 +23,7 @@ class Connection:
         self.start_seconds = start_seconds
         self.call_seconds = call_seconds
         self.tools: list[JsonObject] = []
-        """Tool definitions as the protocol spells them."""
+        """Tool definitions with the protocol's names."""
         self._session: sdk.Session | None = None
         self._broken = False
         self._process: ServerProcess | None = None
@@ -58,7 +58,7 @@ class Connection:
         return self._holder.done() or self._session.is_lost()
 
     async def call(self, tool: str, arguments: JsonMapping) -> JsonObject:
-        """Call a tool and return its result as the protocol spells it."""
+        """Call a tool and return its result with the protocol's names."""
         if self.lost:
             raise await self._connection_error("has ended")
         assert self._session is not None
@@ -87,7 +87,7 @@ class Connection:
         raise ToolCallError(sdk.message_of(error)) from error
 
     async def close(self) -> None:
-        """End the session, and the process of a command. Errors during this are ignored."""
+        """End the session, and the process if the server is a command. Errors while they end are ignored."""
         self._closing.set()
         if self._holder is None:
             return
@@ -98,7 +98,7 @@ class Connection:
             raise
 
     def kill(self) -> None:
-        """Kill the process without waiting; works in any event loop or none."""
+        """Kill the process without waiting; works in any event loop, and without one."""
         if self._process is not None:
             self._process.kill()
 
@@ -143,7 +143,7 @@ class Connection:
 
 
 class Servers:
-    """Connections to several servers, opened together; a broken one is reopened for the next call.
+    """Connections to several servers, opened together; a broken connection is reopened for the next call.
 
     Args:
         settings: the servers.
@@ -169,7 +169,7 @@ class Servers:
         """Start all servers if needed, and return their tools by server.
 
         Raises:
-            MCPServerError: a server cannot be started; the others are ended.
+            MCPServerError: a server cannot be started; the other servers are then ended.
         """
         async with self._start:
             if not self._connections:
@@ -177,7 +177,7 @@ class Servers:
         return {name: connection.tools for name, connection in self._connections.items()}
 
     async def call(self, server: str, tool: str, arguments: JsonMapping) -> JsonObject:
-        """Call a tool; see `Connection.call`. A call during which the server ends is not repeated."""
+        """Call a tool; see `Connection.call`. If the server ends during a call, the call is not repeated."""
         connection = await self._alive(server)
         result = await connection.call(tool, arguments)
         self._restarts[server] = 0

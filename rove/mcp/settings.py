@@ -12,10 +12,10 @@ from rove.core.plain import Identity, JsonMapping
 
 
 class ServerSettings(Settings, frozen=True, kw_only=True):
-    """One server: a `command` to start, a `url` to connect to, or a `server` object in this process.
+    """Settings of one server: a `command` to start, a `url` to connect to, or a `server` object in this process.
 
     Raises:
-        ConfigError: not exactly one of these, or settings of another kind of server.
+        ConfigError: none or several of the three are set, or a setting is for another kind of server.
 
     Example:
         ServerSettings(name="time", command="uvx", args=["mcp-server-time"])
@@ -28,9 +28,9 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     args: list[str] = []
     """Arguments of the command."""
     env: dict[str, str] = {}
-    """Environment variables of the command; otherwise it gets only PATH, HOME and similar."""
+    """Additional environment variables of the command; it inherits only PATH, HOME and a few similar variables."""
     cwd: str | None = None
-    """Working directory of the command. Default: this process's."""
+    """Working directory of the command. Default: the working directory of this process."""
     url: str = ""
     """URL of a streamable HTTP server, such as http://localhost:8000/mcp."""
     headers: dict[str, str] = {}
@@ -38,7 +38,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     server: Any = None
     """A server object of the SDK, or a function that creates one."""
     description: str = ""
-    """For people; models see only tools."""
+    """Description for people; models see only the tools."""
     include: list[str] | None = None
     """Names of tools for the model. Default: all."""
     exclude: list[str] = []
@@ -62,7 +62,9 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def identity(self) -> Identity:
-        """What distinguishes the server from others, without environment variables and headers, which may be secret."""
+        """Settings that distinguish the server from other servers, without environment variables and headers, which may be
+        secret.
+        """
         keys = ("name", "command", "args", "cwd", "url", "include", "exclude", "prefix")
         return {key: getattr(self, key) for key in keys if getattr(self, key)}
 

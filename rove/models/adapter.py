@@ -1,6 +1,6 @@
 """A PEFT LoRA adapter inside a model: add it, save it, merge it.
 
-PEFT replaces linear layers with its own layers, each of which contains the original one. The rest of the model does not
+PEFT replaces linear layers with its own layers, each of which contains the original layer. The rest of the model does not
 change, so attention, packing and fast linear layers still apply. (`rove.engine.lora` applies adapters per request
 instead.)
 """
@@ -30,7 +30,7 @@ from rove.models.linear import FastLinear, lora_linear
 ADAPTER_NAME = "default"
 """PEFT's name for the only adapter of a model."""
 LINEAR = (nn.Linear, Conv1D)
-"""Classes of linear layers; GPT-2's are called Conv1D, with the weight transposed."""
+"""Classes of linear layers; GPT-2's class is called Conv1D and has a transposed weight."""
 WITHOUT_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 """Model types with Mamba layers in which PEFT refuses `out_proj`, because a fused kernel reads its weight."""
 
@@ -66,7 +66,7 @@ def add_adapter(
     """Add a new adapter to a model. It changes no outputs yet; from now on, only the adapter's weights are trained.
 
     Args:
-        targets: Last parts of the names of linear layers; empty: all except the head.
+        targets: Last parts of the names of linear layers to adapt; if it is empty, all linear layers except the head.
         seed: Seed of the adapter's random matrices A; the matrices B start at zero.
     """
     modules = _target_modules(model, targets)
@@ -97,7 +97,7 @@ def add_adapter(
 
 
 class FastLoRA(lora.Linear):
-    """PEFT's layer around a `FastLinear`: equal weights, equal results up to rounding, less overhead."""
+    """PEFT's layer around a `FastLinear`, with less overhead: its weights are equal, and its results are equal up to rounding."""
 
     def forward(self, x: torch.Tensor, *args: object, **kwargs: Any) -> torch.Tensor:
         """x [..., in] → [..., out]."""
@@ -108,7 +108,7 @@ class FastLoRA(lora.Linear):
 
 
 def describe_coverage(model: Any, targets: Sequence[str]) -> str:
-    """Return which share of a model's parameters an adapter changes; the arguments are those of `add_adapter`."""
+    """Return a text about the share of a model's parameters that an adapter changes; see `add_adapter` for the arguments."""
     layers = set(_matching(model, _target_modules(model, targets)))
     total = sum(parameter.numel() for parameter in model.parameters())
     adapted = sum(layer.weight.numel() for layer in layers if hasattr(layer, "weight"))
@@ -125,7 +125,7 @@ def describe_coverage(model: Any, targets: Sequence[str]) -> str:
 
 
 def _target_modules(model: Any, targets: Sequence[str]) -> list[str]:
-    """Return PEFT's `target_modules`: those of `targets`, or by default those of all linear layers that PEFT can adapt."""
+    """Return PEFT's `target_modules` for `targets`; if `targets` is empty, for all linear layers that PEFT can adapt."""
     layers = _linear_layers(model)
     uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     problems = {path: _problem(model, path, layer, uses[id(layer.weight)]) for path, layer in layers.items()}
@@ -161,7 +161,7 @@ def _linear_layers(model: Any) -> dict[str, Any]:
 
 
 def _problem(model: Any, path: str, layer: Any, uses: int) -> str:
-    """Return why PEFT cannot adapt a linear layer, or would merge its adapter wrongly; "" if there is no problem.
+    """Return the reason why PEFT cannot adapt a linear layer or would merge its adapter wrongly; "" if there is no problem.
 
     Args:
         uses: Number of layers that share the layer's weight.
@@ -220,7 +220,8 @@ def merge_adapter(model: nn.Module, folder: str | Path) -> nn.Module:
 def _check_tied(model: Any, file_names: Iterable[str], folder: str | Path) -> None:
     """Refuse low-rank changes of an embedding or a head that share one weight.
 
-    Merging adds the change to both, so that the model computes something else than with the adapter, also in plain PEFT.
+    Merging would add the change to both, so that the merged model would differ from the model with the adapter, also in plain
+    PEFT.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if head is None or head.weight is not embedding.weight:

@@ -22,7 +22,7 @@ from rove.models.kernels import load_kernels, pointers, run_rows
 MAX_LENGTH_RATIO = 2
 """Maximum ratio of sequence lengths in one call of PyTorch's attention; shorter sequences are padded."""
 MAX_SCORES = 1 << 22
-"""Maximum attention scores per head and call."""
+"""Maximum number of attention scores per head and call."""
 
 
 class PaddedRows(NamedTuple):
@@ -35,16 +35,16 @@ class PaddedRows(NamedTuple):
     real_indices: torch.Tensor
     """Indices of the flattened queries without padding."""
     bias: torch.Tensor | None
-    """[B, 1, n, T] −∞ on keys that a query does not attend to, else 0; None: queries and keys are the same, with a causal
-    mask."""
+    """[B, 1, n, T] −∞ on keys that a query does not attend to, else 0; None means that queries and keys are the same tokens,
+    with a causal mask."""
 
 
 @dataclass(eq=False)
 class Packing:
-    """Which tokens of a packed batch attend to which.
+    """The structure of a packed batch: which tokens attend to which tokens.
 
     Sequences that start with the same tokens share them: a shared prefix belongs to an earlier sequence, where its tokens are
-    queries. Every token is the query of exactly one sequence and attends to the earlier tokens of that sequence.
+    queries. Every token is the query of exactly one sequence, and attends to the earlier tokens of this sequence.
     """
 
     paths: Sequence[np.ndarray]
@@ -55,7 +55,7 @@ class Packing:
 
     @cached_property
     def flat_paths(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Concatenated paths; [B + 1] their offsets; [B] shared lengths."""
+        """The concatenated paths, their offsets [B + 1], and the shared lengths [B]."""
         offsets = np.cumsum([0, *map(len, self.paths)])
         arrays = (np.concatenate(self.paths), offsets, self.shared_lengths)
         paths, offsets, shared_lengths = map(torch.from_numpy, arrays)
@@ -116,7 +116,7 @@ class Packing:
 def packed_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, scale: float
 ) -> torch.Tensor:
-    """Attention over a packed batch: query [1, H, N, d], key and value [1, K, N, d] → [1, N, H, d]."""
+    """Compute attention over a packed batch: query [1, H, N, d], key and value [1, K, N, d] → [1, N, H, d]."""
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
     library = None
     # The C kernel takes half as long as PyTorch's attention, and reads shared tokens in place instead of gathering them
@@ -192,7 +192,7 @@ def run_attention(
 
     Args:
         qkv: Queries [N, H, d], keys [N, K, d] and values [N, K, d], contiguous fp32.
-        tensors: The kernel's last arguments: tensors for results, and tensors that these are computed from.
+        tensors: The kernel's last arguments: tensors for results, and tensors from which the results are computed.
     """
     heads = qkv[1].shape[1]
     inputs = (*pointers(*qkv), scale, *pointers(*packing.flat_paths), len(packing.paths), heads)
@@ -306,7 +306,7 @@ def attend_chunk(
 
 
 def _no_mask(*args: object, attention_mask: torch.Tensor | None = None, **kwargs: object) -> None:
-    """Return no mask: transformers requests a mask for each attention function, and rove's is causal without one."""
+    """Return no mask: transformers requests a mask for each attention function, but rove's function is causal without a mask."""
     if attention_mask is not None and not attention_mask.all():
         raise ValueError(
             "rove's attention takes no padding mask: pad on the right, or pass a boolean mask [B, 1, n, T]"

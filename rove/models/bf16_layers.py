@@ -2,8 +2,8 @@
 
 Weights, the residual stream, norms, attention and sums are fp32; matrix products and the operations between them are
 bf16. A layer is one autograd function: its steps between products are C kernels (`kernels/layer.c`), and it keeps few
-activations. For a layer of width d with an MLP of width 2.7 d these are about 20 d bytes per token, where transformers'
-fp32 layer keeps 80 d. See docs/decisions/bf16_training.md.
+activations. For a layer of width d with an MLP of width 2.7 d, it keeps about 20 d bytes per token; transformers' fp32 layer
+keeps 80 d. See docs/decisions/bf16_training.md.
 
 Axes: N tokens of a packed batch, D width, H query heads, K key/value heads, d head size, F width of the MLP.
 """
@@ -32,9 +32,9 @@ class Adapter(NamedTuple):
     """The LoRA adapter of a linear layer: it adds scale · x aᵀ bᵀ to the layer's output."""
 
     a: nn.Parameter
-    """[r, in]"""
+    """[r, in] matrix a."""
     b: nn.Parameter
-    """[out, r]"""
+    """[out, r] matrix b."""
     scale: float
 
 
@@ -54,10 +54,10 @@ def _no_adapter(weight: nn.Parameter) -> Adapter:
 
 
 class Projection:
-    """Linear layers that read the same input, as one matrix product in bf16.
+    """Linear layers that read the same input, computed as one matrix product in bf16.
 
     Args:
-        layers: Linear layers. All or none have a bias; any may have an adapter.
+        layers: Linear layers. All or none of them have a bias; each may have an adapter.
     """
 
     def __init__(self, *layers: Any):
@@ -160,7 +160,7 @@ class LayerWeights:
     def normed(
         self, norm: Any, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x + residual (x [N, D] itself without `residual`), and its norm in bf16."""
+        """Return the sum x + residual (without `residual`, x [N, D] itself), and the norm of the sum in bf16."""
         out = torch.empty_like(x, dtype=torch.bfloat16)
         total = x if residual is None else torch.empty_like(x)
         inputs, outputs = pointers(x, residual, norm.weight), pointers(total, out)
@@ -310,7 +310,7 @@ def supports(model: Any) -> bool:
 
 
 def _has_uniform_projections(layer: Any) -> bool:
-    """Return whether linear layers with the same input agree in having a bias or none, and no adapter has dropout."""
+    """Return whether, among linear layers with the same input, all or none have a bias, and no adapter has dropout."""
     block, mlp = layer.self_attn, layer.mlp
     joined_layers = (
         (block.q_proj, block.k_proj, block.v_proj),
@@ -359,7 +359,7 @@ def mixed_precision(model: Any) -> AbstractContextManager[object]:
 
 @contextmanager
 def bf16_layers(model: Any) -> Iterator[None]:
-    """Return a context in which the layers of a model compute packed batches in bf16, if it `supports` that.
+    """Return a context in which the layers of a model compute packed batches in bf16, if `supports(model)` is true.
 
     The weights are copied to bf16 on entry, so later changes have no effect.
     """

@@ -22,9 +22,10 @@ from jinja2.visitor import NodeTransformer
 from transformers.utils import chat_template_utils
 
 MAX_STEPS = 5_000_000
-"""Maximum loop passes, calls and list items of one rendering; a conversation of a thousand messages takes some 50,000."""
+"""Maximum number of loop passes, calls and list items in a rendering; a conversation of a thousand messages takes about 50,000.
+"""
 MAX_CHARACTERS = 50_000_000
-"""Maximum characters of one text, and of the rendered conversation."""
+"""Maximum characters of a single text, and of the rendered conversation."""
 MAX_CPU_S = 20.0
 """Maximum CPU time of one rendering, in seconds."""
 MAX_BITS = 100_000
@@ -126,7 +127,9 @@ def check_joined(separator: str, items: Iterable[object]) -> None:
 
 
 class _Counting(NodeTransformer):
-    """Makes a template's loops, concatenations and comparisons count: Jinja compiles them to Python that calls no method."""
+    """Adds calls that count a template's loops, concatenations and comparisons: Jinja compiles them to Python that calls no
+    method.
+    """
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)

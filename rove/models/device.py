@@ -1,7 +1,7 @@
 """Choose the device that a model computes on.
 
 Rule: `auto` is CUDA if PyTorch finds a CUDA device, else the CPU. MPS (Apple GPUs) is used only on request, because
-none of rove's tests run on it. A device that is not available is an error, never replaced by another one. Under
+none of rove's tests run on it. A device that is not available is an error; rove never uses another device instead. Under
 torchrun, each of several processes uses the CUDA device of its local rank, so the setting cannot name a single device.
 """
 

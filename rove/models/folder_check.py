@@ -1,7 +1,7 @@
-"""Check a model folder before memory is allocated for its contents: its files come from strangers.
+"""Check a model folder before memory is allocated for its contents, because its files may come from an untrusted source.
 
 The rule: every file that is read is a regular file of a plausible size, its JSON is an object, and the sizes in `config.json`
-agree with the tensors that the weight files really contain. A folder that breaks this rule causes a `ConfigError` that
+agree with the tensors that the weight files contain. A folder that breaks this rule causes a `ConfigError` that
 names the file.
 """
 
@@ -21,14 +21,14 @@ from rove.core.errors import ConfigError
 from rove.core.plain import JsonMapping
 
 MAX_JSON_BYTES = {"tokenizer.json": 200 << 20, "vocab.json": 200 << 20, "model.safetensors.index.json": 200 << 20}
-"""Maximum sizes of large JSON files. Default: `MAX_OTHER_BYTES`."""
+"""Maximum sizes of large JSON files in bytes; for other JSON files, `MAX_OTHER_BYTES` applies."""
 MAX_OTHER_BYTES = 10 << 20
 MAX_HEADER_BYTES = 100 << 20
 """Maximum size of a safetensors header, as in the safetensors library."""
 MAX_JSON_DEPTH = 100
 MAX_TOKEN_ID = 10_000_000
 MAX_BUFFER_BYTES = 1 << 30
-"""Maximum size of tensors that a model computes from its config; larger weights raise this limit."""
+"""Maximum size of tensors that a model computes from its config; if the weights are larger, their size is the limit."""
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
 SIZES = (
     *LAYERS,
@@ -41,11 +41,11 @@ SIZES = (
     "n_head",
 )
 SLACK = 1.01
-"""Parameters that a config may describe per element of the weights: a few models compute small parameters."""
+"""Maximum number of parameters that a config may describe per element of the weights: a few models compute small parameters."""
 
 
 class Weights(NamedTuple):
-    """What the weight files of a folder contain."""
+    """Summary of the contents of a folder's weight files."""
 
     tensors: int
     elements: int

@@ -40,12 +40,28 @@ CHAT_TEMPLATE = (
     """{{ ', "arguments": ' }}{{ call['function']['arguments'] | tojson }}{{ '}\n</tool_call>' }}{% endfor %}"""
     "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""Chat template that only appends: the rendering of a conversation starts with the rendering of each of its prefixes.
+"""Chat template that only appends: the rendering of a conversation starts with the rendering of every prefix of the conversation.
 Tools and calls are written in the Hermes format."""
+RESPONSE_TEMPLATE: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|assistant|>",
+    "fields": {
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close_pattern": r"<\|end\|>\s*", "content": "text"},
+    },
+}
+"""How transformers 5.13 and later parse a response in the format of `CHAT_TEMPLATE`. TRL refuses tools without it, because it
+knows only published chat templates."""
 
 WORDS = Regex(r"</?\w+>|\s(?=</?\w+>)| ?\p{L}+| ?\p{N}(?!\p{N})|\p{N}| ?[^\s\p{L}\p{N}]|\s")
-"""Splits texts into whole tags, words, single digits, and single other characters. Each part includes the space before
-it, except tags and the digits of longer numbers."""
+"""Pattern that splits texts into whole tags, words, single digits, and single other characters. Each part includes the space
+before it, except tags and the digits of longer numbers."""
 SPLIT = pre_tokenizers.Sequence(
     [
         pre_tokenizers.Split(WORDS, "isolated"),
@@ -53,7 +69,7 @@ SPLIT = pre_tokenizers.Sequence(
     ]
 )
 WORD_SHARE = 0.05
-"""Minimum share of an environment's texts that contain a word with a token of its own."""
+"""A word has its own token if at least this share of an environment's texts contain it."""
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {
@@ -72,8 +88,8 @@ SIZES: dict[str, dict[str, int]] = {
     },
 }
 QUERY_KEY_SCALE = 0.25
-"""Initial scale of query and key projections: attention begins nearly uniform. With 1, small models often stayed at the level of
-a guess (benchmarks/LOG.md, 2026-11-25)."""
+"""Initial scale of query and key projections, so that attention is nearly uniform at first. With a scale of 1, small models often
+stayed at the level of a guess (benchmarks/LOG.md, 2026-11-25)."""
 ARCHITECTURES: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
@@ -92,7 +108,7 @@ def train_tokenizer(
     Args:
         texts: Texts such as rollouts of the environment.
         vocab_size: Maximum number of tokens, including 256 bytes and 6 special tokens.
-        word_share: Minimum share of the texts that contain a word with a token of its own.
+        word_share: A word has its own token if at least this share of the texts contain it.
     """
     texts = list(texts)
     counts = Counter(chain.from_iterable(map(_words, texts)))
@@ -114,11 +130,12 @@ def train_tokenizer(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, extra_special_tokens=special[2:]
     )
     fast.chat_template = CHAT_TEMPLATE
+    fast.response_template = RESPONSE_TEMPLATE
     return fast
 
 
 def _words(text: str) -> set[str]:
-    """Return the words of a text, as the vocabulary spells them."""
+    """Return the words of a text in the spelling of the vocabulary."""
     return {word for word, _ in SPLIT.pre_tokenize_str(text)}
 
 
@@ -136,7 +153,7 @@ def new_model(
         arch: "llama", "qwen3" or "lfm2".
         size: "tiny" (about 0.5 M parameters) or "small" (about 4 M).
         vocab_size: Maximum number of tokens, including 256 bytes and 6 special tokens.
-        word_share: Minimum share of the texts (0 to 1) with a word that becomes one token.
+        word_share: A word has its own token if at least this share of the texts (0 to 1) contain it.
     """
     if arch not in ARCHITECTURES:
         raise ConfigError(f"unknown architecture '{arch}'; {nearest(arch, ARCHITECTURES)}")
@@ -179,4 +196,4 @@ def save_new_model(path: Path, loaded: LoadedModel) -> None:
     """Save a model to `path`."""
     if path.exists() and any(path.iterdir()):
         raise ConfigError(f"{path} is not empty; give another --output, or delete it")
-    loaded.save(path)
+    loaded.save_final(path)

@@ -1,4 +1,4 @@
-"""GGUF files as ordinary Hugging Face model folders."""
+"""Convert GGUF files to ordinary Hugging Face model folders."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Faster linear layers on CPUs: oneDNN in fp32, and optionally bf16 matrix products in the backward pass or in both passes.
 
-PyTorch's fp32 matrix product uses MKL's slow path on AMD processors; oneDNN is as exact and up to twice as fast. The
-bf16 backward products are again twice as fast and change gradients in the third digit only. Weights, activations and
-log-probabilities stay fp32, so sampler and trainer still agree. With bf16 products in the forward pass too, they agree
-only to about two digits. See docs/decisions/bf16_training.md.
+PyTorch's fp32 matrix product uses MKL's slow path on AMD processors; oneDNN is as exact and up to twice as fast. The bf16
+backward products are twice as fast again and change gradients only in the third digit. Weights, activations and
+log-probabilities stay fp32, so sampler and trainer still agree. If the forward pass uses bf16 products, too, they agree only to
+about two digits. See docs/decisions/bf16_training.md.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ import torch
 from torch import nn
 
 CACHE_SIZES = {"LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
-"""Environment variables that limit how many compiled matrix products PyTorch and oneDNN keep, by default 1,024 each. In training,
-shapes rarely repeat: after 50 steps of a model of 0.5 M parameters these caches had 850 MB, and a small cache was as fast."""
+"""Environment variables that limit how many compiled matrix products PyTorch and oneDNN keep (by default, 1,024 each). In
+training, shapes rarely repeat: after 50 steps of a model with 0.5 M parameters, these caches took 850 MB, and a small cache was
+as fast."""
 for _name, _size in CACHE_SIZES.items():  # read at the first matrix product
     os.environ.setdefault(_name, _size)
 
 PACK_ROWS = 256
-"""Number of input rows that packed weights are optimized for; other numbers work too."""
+"""Number of input rows for which packed weights are optimized; other numbers work, too."""
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _ONEDNN_DTYPES = [torch.float32] if _HAS_ONEDNN else []
 if _HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # oneDNN's bf16 needs AVX-512 on x86
     _ONEDNN_DTYPES.append(torch.bfloat16)
 # Without hardware support, bf16 products are emulated and several times slower than fp32.
 HAS_BF16_PRODUCTS = _HAS_ONEDNN and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-"""Whether this CPU multiplies bf16 matrices faster than fp32 ones."""
+"""Whether this CPU multiplies bf16 matrices faster than fp32 matrices."""
 
 
 def has_bf16_products(device: torch.device) -> bool:
-    """Return whether a device multiplies bf16 matrices faster than fp32 ones."""
+    """Return whether a device multiplies bf16 matrices faster than fp32 matrices."""
     if device.type == "cuda":  # older GPUs emulate them
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type != "cpu" or HAS_BF16_PRODUCTS
@@ -46,14 +47,12 @@ def fast_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return x [..., in] times a weight [out, in] as computed in `dtype`, in the dtype of x and without gradients."""
+    """Return x [..., in] times a weight [out, in] without gradients, computed in `dtype` and converted to the dtype of x."""
     return fast_product(x.to(dtype), weight.to(dtype)).to(x.dtype)
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a weight [out, in] in the layout that `linear` reads fastest; the weight itself if there is no
-    such layout.
-    """
+    """Return a copy of a weight [out, in] in the layout that `linear` reads fastest; the weight itself if there is none."""
     if weight.device.type != "cpu" or weight.dtype not in _ONEDNN_DTYPES:
         return weight.detach()
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), PACK_ROWS)
@@ -76,7 +75,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def _as_own_tensor(y: torch.Tensor) -> torch.Tensor:
-    """Return the same data as a tensor that a model may change in place; Gemma 3n does this with the output of a layer.
+    """Return the same data as a tensor that a model may change in place. Gemma 3n changes the output of a layer in place.
 
     oneDNN returns a view of its rows, and autograd refuses to change a view that a custom function returns.
     """
@@ -109,7 +108,7 @@ class _Linear(torch.autograd.Function):
 
 
 class FastLinear(nn.Linear):
-    """A bias-free fp32 linear layer on a CPU: equal weights, equal results up to rounding."""
+    """A fast fp32 linear layer on a CPU, without a bias: its weights are the original ones, its results equal up to rounding."""
 
     forward_dtype = torch.float32
     backward_dtype = torch.float32

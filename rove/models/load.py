@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 LARGE_MODEL_PARAMETERS = 50_000_000
-"""Models of at least this size use all threads that PyTorch would use by default, and keep fewer activations."""
+"""Models with at least this many parameters use all threads that PyTorch would use by default, and keep fewer activations."""
 PYTORCH_THREADS = torch.get_num_threads()
 """PyTorch's default number of threads: the physical cores, or `OMP_NUM_THREADS`."""
 
@@ -60,8 +60,8 @@ def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
 def checkpoint_activations(layers: Sequence[nn.Module]) -> Iterator[None]:
     """Return a context in which these layers do not keep activations for the backward pass.
 
-    transformers' own switch is not used: it works in training mode only, disables the cache of a model that also samples, and is
-    copied along with the model.
+    transformers' own switch is not used: it works only in training mode, disables the cache of a model that also samples, and
+    is copied along with the model.
     """
     # A layer may have a `forward` of its own already, such as that of `bf16_layers`.
     forwards = [vars(layer).get("forward") for layer in layers]
@@ -91,13 +91,14 @@ class LoadedModel(NamedTuple):
     tokenizer: Any
     renderer: Renderer
     name: str = ""
-    """Identity of its weights (see `digest_model`); "" if it was not loaded."""
+    """Identity of the model's weights (see `digest_model`); "" if the model was not loaded from a folder."""
     adapter: Adapter | None = None
-    """The adapter that is trained and saved; None: the whole model."""
+    """The adapter that is trained and saved; None if the whole model is."""
     file_dtypes: Mapping[str, torch.dtype] | None = None
-    """Type of each weight in the folder that it was loaded from, by the names there. The weights themselves are fp32."""
+    """Type of each weight in the folder from which the model was loaded, by the names in the folder. The loaded weights are
+    fp32."""
     small_files: Mapping[str, bytes] | None = None
-    """Configuration files in that folder; see `rove.models.older_releases`."""
+    """Configuration files in the folder from which the model was loaded; see `rove.models.older_releases`."""
 
     @property
     def context(self) -> int:
@@ -123,7 +124,9 @@ class LoadedModel(NamedTuple):
         save_tokenizer(self.tokenizer, path, self.small_files)
 
     def save_final(self, path: Path) -> None:
-        """Write the result of a training: as `save`, but with weights of the types that the model was loaded from."""
+        """Write the result of training like `save`, but with weights of the same types as in the folder from which the model
+        was loaded.
+        """
         self.save(path)
         if self.adapter is None and self.file_dtypes:
             cast_files(path, self.file_dtypes)
@@ -154,16 +157,16 @@ def load_model(
 ) -> LoadedModel:
     """Load a model for sampling and training.
 
-    For an adapter folder, load the base model with the adapter merged into it; the base may be an adapter too.
+    For an adapter folder, load the base model with the adapter merged into it; the base may be an adapter, too.
 
     Args:
         path: Folder, name in `rove model list`, or name of a Hugging Face hub model in the local cache.
         device: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"; see `rove.models.device`.
         dtype: Type of the weights.
-        trust_remote_code: Run the Python files named in the model's `auto_map`.
-        chat_template: Chat template in place of the model's own: "chatml", or the path of a Jinja file.
-        template_args: Variables of the chat template in every conversation, such as {"enable_thinking": False}. They are added to
-            those that the model was trained with by rove, unless `chat_template` is given.
+        trust_remote_code: Whether to run the Python files named in the model's `auto_map`.
+        chat_template: Chat template that replaces the model's own: "chatml", or the path of a Jinja file.
+        template_args: Variables of the chat template in every conversation, such as {"enable_thinking": False}. They are added
+            to the variables with which rove trained the model, unless `chat_template` is given.
 
     Raises:
         ConfigError: There is no model, the settings of the chat template do not fit it, an adapter's base is missing, or the
@@ -220,14 +223,15 @@ def load_tokenizer(
 
 
 def folder_of(path: str | Path) -> Path:
-    """Return the folder of a model: `path` itself, or that of the local Hugging Face cache."""
+    """Return the folder of a model: `path` itself, or the model's folder in the local Hugging Face cache."""
     folder = Path(path).expanduser()
     config = None if folder.is_dir() else _cached_config(str(path))
     return folder if config is None else config.parent
 
 
 def _is_of_folder(error: BaseException) -> bool:
-    """Return whether an error while loading comes from the folder's content. A panic of a Rust library is not an `Exception`."""
+    """Return whether an error while loading comes from the folder's content. The error may be a panic of a Rust library, which
+    is not an `Exception`."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
@@ -289,7 +293,7 @@ def load_adapter(
     chat_template: str | None = None,
     template_args: Mapping[str, object] | None = None,
 ) -> LoadedModel:
-    """Load the base model of an adapter with the adapter merged into it; arguments as for `load_model`."""
+    """Load the base model of an adapter with the adapter merged into it; see `load_model` for the arguments."""
     check_peft()
     from rove.models.adapter import merge_adapter
 
@@ -312,7 +316,7 @@ def load_adapter(
 def settings_with_adapter(
     folder: Path, chat_template: str | None, args: Mapping[str, object]
 ) -> tuple[str | None, Mapping[str, object]]:
-    """Return settings of the template with those that an adapter was trained with, unless another template is given."""
+    """Return settings of the template, completed with the settings of an adapter's training, unless `chat_template` is given."""
     if chat_template is not None:
         return chat_template, args
     return adapter_template(folder), {**read_args(folder), **args}
@@ -330,7 +334,7 @@ def trainable_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def clone_model(model: M) -> M:
-    """Return a copy of a model with its own trained weights; frozen weights are shared."""
+    """Return a copy of a model. The copy has its own trained weights and shares the frozen weights."""
     # `deepcopy` takes what it has copied already from this dict: frozen weights count as copies of themselves.
     frozen = {id(parameter): parameter for parameter in model.parameters() if not parameter.requires_grad}
     return copy.deepcopy(model, frozen)

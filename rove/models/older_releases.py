@@ -1,7 +1,7 @@
-"""Write model folders that older releases of transformers, and programs with the same settings, read.
+"""Write model folders that older releases of transformers, and programs with the same settings, can read.
 
-transformers 5 writes some settings by new names, and 4.57 then refuses the tokenizer, or computes with the default of a position
-embedding without an error. transformers 5 reads both names, so a folder gets both; see docs/decisions/weight_names.md.
+transformers 5 writes some settings under new names. transformers 4.57 then refuses the tokenizer, or silently computes with
+default position embeddings. transformers 5 reads both names, so rove writes both; see docs/decisions/weight_names.md.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from rove.core.plain import JsonObject
 
 MODEL_CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-"""Files of models that also read images, which no tokenizer writes."""
+"""Names of the processor files of models that also read images; no tokenizer writes these files."""
 OLDER_CLASSES = {"TokenizersBackend": "PreTrainedTokenizerFast"}
-"""Names of transformers 5 for classes that 4.57 knows by others."""
+"""Class names in transformers 5 → names of the same classes in 4.57."""
 TOKENIZER_SETTINGS = ("add_bos_token", "add_eos_token", "added_tokens_decoder")
 """Settings of the loaded tokenizer that transformers 5 leaves out."""
 ROPE_SETTINGS = ("rope_theta", "rope_scaling", "rope_local_base_freq", "partial_rotary_factor")
@@ -26,13 +26,13 @@ GPT_NEOX_NAMES = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rot
 """Names of the same settings in GPT-NeoX."""
 
 SmallFiles = Mapping[str, bytes]
-"""Content of the configuration files of a loaded model by file name."""
+"""Contents of the configuration files of a loaded model, by file name."""
 
 
 def read_small_files(folder: Path) -> dict[str, bytes]:
-    """Return the configuration of the model, its tokenizer and its processors.
+    """Return the configuration files of a model, its tokenizer and its processors.
 
-    They are read when the model is loaded: its folder may be gone when the training ends.
+    They are read when the model is loaded, because its folder may be gone when training ends.
     """
     files = [folder / name for name in (MODEL_CONFIG, TOKENIZER_CONFIG, *PROCESSOR_FILES)]
     return {file.name: file.read_bytes() for file in files if file.is_file()}
@@ -42,7 +42,7 @@ def save_tokenizer(tokenizer: Any, folder: Path, small_files: SmallFiles | None 
     """Write a tokenizer, and the processor files of the model that it belongs to.
 
     Args:
-        small_files: What `read_small_files` returned for the model that was loaded.
+        small_files: The result of `read_small_files` for the model that was loaded.
     """
     tokenizer.save_pretrained(folder)
     small_files = small_files or {}
@@ -72,11 +72,11 @@ def save_model(model: Any, folder: Path, small_files: SmallFiles | None = None) 
 
 
 def add_older_settings(config: Any, folder: Path, loaded: JsonObject) -> None:
-    """Add the settings of the position embeddings to the configuration in a folder by their older names.
+    """Add the settings of the position embeddings, under their older names, to the configuration in a folder.
 
     Args:
-        config: The configuration that the folder has.
-        loaded: The content of the one that the model was loaded with.
+        config: The configuration in the folder.
+        loaded: The content of the configuration with which the model was loaded.
     """
     file = folder / MODEL_CONFIG
     written = file.read_bytes()
@@ -112,7 +112,7 @@ def _add_rope_settings(config: JsonObject, loaded: JsonObject) -> None:
 
 
 def _older_rope_settings(parameters: JsonObject, model_type: str) -> JsonObject:
-    """Return `rope_parameters` as older settings; {} if each kind of layer has its own and none is called so in 4.57."""
+    """Return `rope_parameters` as older settings; {} if each kind of layer has its own, for which 4.57 has no names."""
     settings: JsonObject = {}
     may_scale = True
     if "full_attention" in parameters and "sliding_attention" in parameters:

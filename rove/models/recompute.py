@@ -1,8 +1,8 @@
-"""MLPs and norms that keep fewer activations: cheap ones are computed again in the backward pass.
+"""MLPs and norms that keep fewer activations: cheap activations are computed again in the backward pass.
 
 A Llama layer of width d and MLP width 2.7 d keeps about 20 d numbers per token, or 12 d with these layers. Results and
-gradients are equal bit for bit. A small model gains little and pays for the calls: `rove.models.load` uses these layers
-for large models only.
+gradients are equal bit for bit. A small model gains little, but the calls take time, so `rove.models.load` uses these layers
+only for large models.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chat templates by name or file, variables of a template, and their place in a model folder.
+"""Read chat templates by name or file, check their variables, and store both in model folders.
 
 See docs/decisions/base_models.md for the end of a turn.
 """
@@ -20,9 +20,9 @@ from rove.rendering.template_settings import CHATML, TemplateSettings, no_templa
 from rove.rendering.tool_support import TOOL_VARIABLES
 
 TEMPLATE_FILE = "chat_template.jinja"
-"""Name of transformers' file."""
+"""Name of the file in which transformers stores a chat template."""
 ARGS_FILE = "template_args.json"
-"""rove's additional file of a model or adapter that was trained with settings of the template: the variables."""
+"""Name of rove's additional file with the template variables of a model or adapter that was trained with such settings."""
 CHATML_SOURCE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + END + '\\n' }}"
@@ -35,7 +35,7 @@ _CONVERSATION = [{"role": "user", "content": "question of the probe"}, {"role": 
 
 
 def read_template(chat_template: str) -> str:
-    """Return the source of a template by its name or file; that of ChatML depends on the tokenizer, see `use_template`."""
+    """Return the source of a template by its name or file; the source of ChatML depends on the tokenizer (see `use_template`)."""
     if chat_template == CHATML:
         return CHATML_SOURCE
     file = Path(chat_template).expanduser()
@@ -55,7 +55,7 @@ def use_template(tokenizer: Any, model: str, chat_template: str | None, args: Ma
     Args:
         tokenizer: Tokenizer of the model.
         model: Name of the model in messages.
-        chat_template: Name or file of the template; None: that of the tokenizer.
+        chat_template: Name or file of the template; None means the tokenizer's template.
         args: Variables of the template.
 
     Raises:
@@ -77,7 +77,7 @@ def use_template(tokenizer: Any, model: str, chat_template: str | None, args: Ma
 
 
 def _chatml(tokenizer: Any) -> str:
-    """Return ChatML for a tokenizer: with its end-of-sequence token at the end of a turn if it has no `<|im_end|>`."""
+    """Return ChatML for a tokenizer; if it has no `<|im_end|>`, turns end with its end-of-sequence token."""
     id = tokenizer.get_vocab().get(IM_END)
     if id is not None and tokenizer.encode(IM_END, add_special_tokens=False) == [id]:
         end = f"'{IM_END}'"
@@ -113,18 +113,18 @@ def _check_args(tokenizer: Any, model: str, args: Mapping[str, object]) -> None:
 
 
 def template_variables(source: str) -> set[str]:
-    """Return the names that a template reads and that it does not always set itself before."""
+    """Return the names that a template reads without always setting them first."""
     tree = chat_template_utils._compile_jinja_template(source).environment.parse(source)
     # Jinja also returns names that are set in every branch of an `if` and read after it. They are set before they are read.
     return meta.find_undeclared_variables(tree) & set(_names_read_first(tree, set()))
 
 
 _SCOPES = (nodes.For, nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.With, nodes.Block, nodes.Scope)
-"""Parts of a template of which the names that they set, or their parameters, are not those of the template after them."""
+"""Parts of a template with their own scope: names that they set, and their parameters, do not exist after them."""
 
 
 def _names_read_first(node: nodes.Node, set_names: set[str]) -> Iterator[str]:
-    """Yield the names that a node reads without setting them before; adds those that it sets to `set_names`."""
+    """Yield the names that a node reads without setting them first; add the names that it sets to `set_names`."""
     if isinstance(node, nodes.Name):
         if node.ctx != "load":
             set_names.add(node.name)
@@ -141,10 +141,10 @@ def _names_read_first(node: nodes.Node, set_names: set[str]) -> Iterator[str]:
 
 
 def end_of_turn(tokenizer: Any, settings: TemplateSettings) -> int | None:
-    """Return the token with which a template ends the turn of the model; None if it writes nothing after an answer.
+    """Return the token with which a template ends the model's turn; None if the template writes nothing after an answer.
 
     Raises:
-        ConfigError: It ends the turn with a text that is no token, so that sampling could not stop there.
+        ConfigError: The template ends the turn with a text that is not a token, so that sampling could not stop there.
     """
     try:
         text = tokenizer.apply_chat_template(
@@ -179,7 +179,7 @@ def write_settings(folder: Path, settings: TemplateSettings, is_adapter: bool) -
 
 
 def read_args(folder: Path) -> JsonObject:
-    """Return the variables that a model or adapter was trained with."""
+    """Return the template variables with which a model or adapter was trained."""
     file = folder / ARGS_FILE
     if not file.is_file():
         return {}
@@ -193,9 +193,10 @@ def read_args(folder: Path) -> JsonObject:
 
 
 def adapter_template(folder: Path) -> str | None:
-    """Return the file of the template that an adapter was trained with; None: that of its base model.
+    """Return the file of the template with which an adapter was trained; None means the template of its base model.
 
-    Other programs save a template beside adapters too, without rove's file of variables; rove has always used the base's.
+    Other programs also save a template beside adapters, but without rove's file of variables. For such adapters, rove has
+    always used the base model's template.
     """
     file = folder / TEMPLATE_FILE
     return str(file) if file.is_file() and (folder / ARGS_FILE).is_file() else None

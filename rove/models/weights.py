@@ -1,9 +1,8 @@
-"""Weights in model folders: their names, and their types.
+"""Read and convert weights in model folders: their names and their types.
 
-The weights that transformers 5 computes with differ from those it writes: `save_pretrained` gives them the names and
-shapes of the published model (for Mixtral, a matrix per expert instead of one for all experts), and `from_pretrained`
-converts them back. Names in a file are therefore never compared with those of a model; see
-docs/decisions/weight_names.md.
+transformers 5 computes with other weights than it writes: `save_pretrained` gives them the names and shapes of the published
+model (for Mixtral, a matrix per expert instead of a single matrix for all experts), and `from_pretrained` converts them back.
+Therefore, rove never compares names in a file with names in a model; see docs/decisions/weight_names.md.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from rove.core.errors import ConfigError
 from rove.models.older_releases import write_json
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-"""Types of weights that a trained model is written in, by their names in safetensors files."""
+"""Types in which the weights of a trained model are written, by the types' names in safetensors files."""
 WEIGHT_INDEX = "model.safetensors.index.json"
 
 
 def read_files(folder: str | Path) -> dict[str, torch.Tensor]:
-    """Return the tensors in the safetensors files of a folder by their names there, on the CPU."""
+    """Return the tensors in the safetensors files of a folder on the CPU, by their names in the files."""
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
         raise ConfigError(
@@ -49,9 +48,9 @@ def read_files(folder: str | Path) -> dict[str, torch.Tensor]:
 
 
 def read_weights(folder: str | Path, model: Any) -> dict[str, torch.Tensor]:
-    """Return the weights in a model folder by the names of `model.state_dict()`, on the CPU; tied weights under each name.
+    """Return the weights in a model folder on the CPU, by the names of `model.state_dict()`, with tied weights under each name.
 
-    transformers converts the weights, as it does when it loads the folder.
+    transformers converts the weights as when it loads the folder.
     """
     # transformers changes the configuration and the dictionary that it is given.
     config, file_weights = copy.deepcopy(model.config), read_files(folder)
@@ -88,7 +87,7 @@ def _quiet() -> Iterator[None]:
 
 
 def file_dtypes(folder: Path) -> dict[str, torch.dtype]:
-    """Return the type of each weight in a model folder by its name there.
+    """Return the type of each weight in a model folder by the weight's name in the folder.
 
     Returns:
         {} for a quantized model, which is trained and written without its quantization.
@@ -139,7 +138,7 @@ def _count_types(file: Path, dtypes: Mapping[str, torch.dtype]) -> Counter[torch
 
 
 def _cast_file(file: Path, dtypes: Mapping[str, torch.dtype], main_dtype: torch.dtype) -> int:
-    """Convert the weights in a file; return their bytes."""
+    """Convert the weights in a file; return the size of the weights in bytes."""
     weights: dict[str, torch.Tensor] = {}
     with safe_open(file, "pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118  (not a dict)
@@ -154,7 +153,7 @@ def _cast_file(file: Path, dtypes: Mapping[str, torch.dtype], main_dtype: torch.
 
 
 def _record_dtype(file: Path, dtype: torch.dtype) -> None:
-    """Set the type in a model's configuration, and in those of its parts."""
+    """Set the type of the weights in a model's configuration, and in the configurations of its parts."""
     content = json.loads(file.read_bytes())
     name = str(dtype).removeprefix("torch.")
     content["dtype"] = name
@@ -165,7 +164,7 @@ def _record_dtype(file: Path, dtype: torch.dtype) -> None:
 
 
 def folder_hint(folder: Path) -> str:
-    """Return the end of an error message: the model folder inside of a run folder, if that was given."""
+    """Return the end of an error message: if `folder` is a run folder, a hint that names the model folder inside."""
     for name in ("final", "checkpoints/best"):
         if (folder / name / "config.json").exists() or (folder / name / ADAPTER_CONFIG).exists():
             return f"; did you mean {folder / name}?"

@@ -29,9 +29,9 @@ from rove.workers import Workers
 
 WORKER = Path(__file__).with_name("worker.py")
 EXAMPLES_PER_CALL = 16_384
-"""Examples per call of a worker."""
+"""Maximum number of examples per call of a worker."""
 ROWS_TIMEOUT_S = 600.0
-"""Time limit of a call for examples."""
+"""Time limit in seconds of a call for examples."""
 INTERPRETER_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Environment variables of this interpreter that another interpreter must not inherit."""
 
@@ -53,6 +53,7 @@ class RemoteEnv(Environment):
         self.system_prompt = description["system_prompt"]
         self.source = description["source"]
         self.two_player: bool = description["two_player"]
+        self.sends_prompt = description["sends_prompt"]
         self.opponent: Opponent | None = None
 
     @abstractmethod
@@ -80,7 +81,7 @@ class RemoteEnv(Environment):
                 return
 
     def count_examples(self, n: int = -1, train: bool = False) -> int | None:
-        """Return how many examples `examples` yields; None if this is unknown without reading them all."""
+        """Return the number of examples that `examples` yields; None if it is unknown without reading all examples."""
         return self.call_sync("count_examples", n=n, train=train)
 
     @property
@@ -94,7 +95,7 @@ class RemoteEnv(Environment):
         await run_with_limits(await rollout.time_limit(), state, rollout.run)
 
     def rollout_slot(self) -> AbstractAsyncContextManager[None]:
-        """Wait until a slot for one more rollout is free."""
+        """Return a context manager that waits until a slot for one more rollout is free."""
         return self.pools.slot()
 
     async def post_rollout(self, state: State) -> None:
@@ -133,12 +134,12 @@ class IsolatedEnv(RemoteEnv):
     inherits environment variables, including API keys: isolation protects a run from bugs, not from malicious code.
 
     Args:
-        env_id, env_args, env_dir: As for `load_environment`.
+        env_id, env_args, env_dir: See `load_environment`.
         python: Interpreter of the package's virtual environment, with rove's dependencies (aiohttp, click, msgspec, rich,
             simpleeval, tomli-w). rove's own code comes from this process. Default: this interpreter.
         start_seconds: Time limit for loading the package.
         hang_seconds: Kill a worker that is unresponsive for this many seconds.
-        environ: All environment variables of the worker. Default: those of this process.
+        environ: All environment variables of the worker. Default: the variables of this process.
         rows_seconds: Time limit for a batch of the dataset's rows.
         prepare: A function, "module:name", that the worker calls before it loads the package.
         variables: Additional environment variables.
@@ -205,7 +206,7 @@ class IsolatedEnv(RemoteEnv):
 
 
 class _RemoteRubric(Rubric):
-    """The environment's rubric in the worker; functions added to it run in this process."""
+    """The environment's rubric in the worker; functions that are added to the rubric run in this process."""
 
     def __init__(self, env: RemoteEnv):
         super().__init__()
@@ -213,7 +214,7 @@ class _RemoteRubric(Rubric):
 
     @property
     def names(self) -> list[str]:
-        """Names of the functions of the environment's rubric, then of the functions added here."""
+        """Names of the functions of the environment's rubric, followed by the names of the added functions."""
         return [*self.env.description["names"], *super().names]
 
     @property

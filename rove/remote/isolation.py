@@ -1,4 +1,4 @@
-"""Settings of environments in other processes, and how to start one on this machine."""
+"""Settings of environments in other processes, and a function that opens an environment on this machine."""
 
 from __future__ import annotations
 
@@ -54,15 +54,16 @@ class Isolation(msgspec.Struct, frozen=True):
 
     on: bool = False
     python: str | None = None
-    """Interpreter of its virtual environment. Default: rove makes one if the package declares dependencies."""
+    """Interpreter of the environment's virtual environment. Default: rove creates a virtual environment if the package declares
+    dependencies."""
     start_seconds: Seconds = 60.0
     hang_seconds: Seconds = 120.0
     ray: str | None = None
-    """Address of the Ray cluster that runs the environment; "local" starts one here. Default: no cluster."""
+    """Address of the Ray cluster that runs the environment; "local" starts a cluster on this machine. Default: no cluster."""
     ray_actors: PositiveInt | None = None
     """Number of Ray actors. Default: the number of free CPUs of the cluster."""
     ray_rollouts: PositiveInt = 128
-    """Concurrent rollouts per actor."""
+    """Maximum number of concurrent rollouts per actor."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -26,7 +26,7 @@ def open_environment(
     env_args: JsonMapping | None = None,
     isolation: Isolation = Isolation(),  # noqa: B008  frozen
 ) -> Environment:
-    """Load an environment here, in a worker process, or in workers on a Ray cluster."""
+    """Load an environment in this process, in a worker process, or in workers on a Ray cluster."""
     if isolation.ray is None:
         return open_on_this_machine(env_id, env_dir, env_args, isolation)
     alias = active_import_alias()
@@ -62,6 +62,6 @@ def temporary_environment(
 
 
 def without_isolation(plain: JsonMapping) -> JsonObject:
-    """Return the settings of a run as data without those in `SETTINGS`: a run may be resumed with or without isolation."""
+    """Return the settings of a run as data, without the tables in `SETTINGS`: a run may be resumed with or without isolation."""
     tables = [{name: value for name, value in one.items() if name not in SETTINGS} for one in plain["evaluation"]]
     return {**{name: value for name, value in plain.items() if name not in SETTINGS}, "evaluation": tables}

@@ -35,7 +35,7 @@ class NodeActor:
     async def load(
         self, name: str, env_id: str, env_dir: str | None, env_args: JsonMapping, isolation: JsonMapping, prepare: str
     ) -> JsonObject:
-        """Load an environment, after a call of the function `prepare` ("module:name").
+        """Call the function `prepare` ("module:name"), and load an environment.
 
         Returns:
             {"description": …} or {"error": …}.
@@ -70,7 +70,7 @@ class NodeActor:
             self._envs[name].workers.kill(number)
 
     async def exit_report(self, name: str, number: int) -> str:
-        """Return how a worker ended, with its last output."""
+        """Return a text about how a worker ended, with its last output."""
         if name not in self._envs:
             return ""
         return await self._envs[name].workers.exit_report(number)
@@ -93,7 +93,7 @@ class NodeActor:
         self._envs.pop(name, None)
 
     async def wait_forever(self) -> None:
-        """Never return: when the actor ends, the call fails and so shows the loss."""
+        """Never return: the call fails when the actor ends, which shows that the node is lost."""
         await asyncio.Event().wait()
 
 

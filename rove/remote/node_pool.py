@@ -25,10 +25,10 @@ from rove.workers import Worker
 from rove.workers.worker import CallHandler
 
 RESPONSE_TIMEOUT_S = 20.0
-"""A node that does not respond within this time is considered lost."""
+"""Seconds after which a node that does not respond is considered lost."""
 RETRY_DELAY_S = 1.0
 FORK_TIMEOUT_S = 120.0
-"""Time limit for forking a worker and its connection."""
+"""Time limit in seconds for forking a worker and waiting for its connection."""
 TOKEN_BYTES = 32
 """Length of the token with which a worker authenticates."""
 MAX_GROUPS = 10_000
@@ -47,7 +47,7 @@ class Node(Protocol):
         ...
 
     async def lost(self) -> None:
-        """Return once the node is gone, or may be gone."""
+        """Wait until the node is gone or may be gone."""
         ...
 
     def call_now(self, name: str, /, *args: object) -> JsonValue:
@@ -107,9 +107,9 @@ class NodePool:
     """A worker pool per node. A rollout goes to the pool with the fewest rollouts.
 
     Args:
-        nodes: The nodes; None for one that has not started yet.
-        open_node: Starts a node with the environment loaded, to replace a lost one; may take any time.
-        max_rollouts: Concurrent rollouts per pool; a group that stays together may exceed it.
+        nodes: The nodes; None stands for a node that has not started yet.
+        open_node: Function that starts a node with the environment loaded, to replace a lost node; it may take any time.
+        max_rollouts: Maximum number of concurrent rollouts per pool; a group that stays together may exceed it.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class NodePool:
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Hold a slot while a rollout runs and is scored; wait until one is free."""
+        """Wait until a slot is free, and hold it while a rollout runs and is scored."""
         self._ensure_started()
         await self._slots.acquire()
         try:
@@ -302,9 +302,7 @@ class _ResizableSemaphore:
 
 
 async def _responds(node: Node) -> bool:
-    """Return whether a node responds. It gets two attempts, because this process itself may have been blocked during
-    the first.
-    """
+    """Return whether a node responds. It gets two attempts, because this process may have been blocked during the first."""
     for _ in range(2):
         with suppress(WorkerError, TimeoutError):
             async with asyncio.timeout(RESPONSE_TIMEOUT_S):

@@ -1,6 +1,6 @@
 """Environments in actors of a Ray cluster. Only this module imports Ray.
 
-Ray starts actors on free CPUs and reports lost ones. Rollouts use direct connections to the workers instead: a call of
+Ray starts actors on free CPUs and reports lost actors. Rollouts use direct connections to the workers instead: a call of
 an actor costs the run's process several times as much time as a message on a socket (measured in
 docs/decisions/workers.md).
 """
@@ -33,23 +33,23 @@ from rove.remote.node_pool import NodePool
 from rove.remote.rollout import MAX_LOST_NODES
 
 OBJECT_STORE_BYTES = 100_000_000
-"""Object store of a cluster that rove starts; rove sends only small objects."""
+"""Size of the object store of a cluster that rove starts; rove sends only small objects."""
 GRACE_S = 20.0
-"""Time to wait for the other actors once the first has started; later ones join the running pool."""
+"""Seconds to wait for the other actors once the first actor has started; actors that start later join the running pool."""
 CONNECT_TIMEOUT_S = 10.0
 RETRY_DELAY_S = 1.0
 MAX_CONCURRENT_CALLS = 1000
-"""Concurrent calls of an actor."""
+"""Maximum number of concurrent calls of an actor."""
 
 
 class RayEnv(RemoteEnv):
     """An environment in workers on the machines of a Ray cluster.
 
     Each actor loads the environment and forks workers (see `rove.IsolatedEnv`), which send their model requests to this process.
-    Rollouts of a lost machine are replayed on others with the recorded responses.
+    Rollouts of a lost machine are replayed on other machines with the recorded responses.
 
     Args:
-        env_dir: As for `load_environment`; every machine must have this folder.
+        env_dir: See `load_environment`; every machine must have this folder.
         prepare: A function, "module:name", that every machine calls before it loads the package.
     """
 
@@ -109,7 +109,7 @@ class RayEnv(RemoteEnv):
                 node.call_no_wait("unload", self._name)
 
     def _actor(self, number: int) -> _StartedActor:
-        """Return the actor of that number; start it if there is none."""
+        """Return the actor with this number; start it if there is none."""
 
         def new() -> _StartedActor:
             kind = self._ray.remote(node_module.NodeActor)
@@ -120,7 +120,7 @@ class RayEnv(RemoteEnv):
         return self._actors.get(number, new)
 
     def _open_nodes(self, count: int) -> list[RayNode | None]:
-        """Return the nodes that have started, with the environment loaded; None for the others."""
+        """Return the nodes that have started, with the environment loaded; None stands for each other node."""
         ray = self._ray
         nodes: list[RayNode | None] = [None] * count
         lost_nodes = 0
@@ -154,7 +154,7 @@ class RayEnv(RemoteEnv):
         return nodes
 
     def _ready_actors(self, count: int) -> dict[int, Any]:
-        """Return `about` of the actors that have started, by number."""
+        """Return the results of `about` from the actors that have started, by the actor's number."""
         ray, seconds = self._ray, self._isolation.start_seconds
         replies = [self._actor(number).actor.about.remote() for number in range(count)]
         ready, _ = ray.wait(replies, timeout=seconds)
@@ -175,7 +175,7 @@ class RayEnv(RemoteEnv):
         return {number: reply for number, reply in enumerate(replies) if reply in ready}
 
     async def _replacement(self, number: int) -> RayNode:
-        """Start an actor to replace a lost one, as soon as the cluster has a free CPU."""
+        """Start an actor to replace a lost actor, as soon as the cluster has a free CPU."""
         while True:
             started = self._actor(number)
             try:
@@ -294,7 +294,7 @@ class _ActorRegistry:
         return len(self._started)
 
     def get(self, number: int, new: Callable[[], _StartedActor]) -> _StartedActor:
-        """Return the actor of that number; start it if there is none."""
+        """Return the actor with this number; start it if there is none."""
         with self._lock:
             if number not in self._started:
                 self._started[number] = new()

@@ -188,7 +188,7 @@ class RemoteRollout:
         pool.members.add(self)
 
     async def _acquire_worker(self, alone: bool = False) -> Worker:
-        """Return the shared worker of a pool, or with `alone` a new one."""
+        """Return the shared worker of a pool; with `alone`, return a new worker."""
         while True:
             if self.pool is None:
                 self.join_pool(await self.pools.choose(self.state))
@@ -200,7 +200,7 @@ class RemoteRollout:
                     raise
 
     async def _may_change_node(self) -> bool:
-        """Return whether the rollout's node is lost and another node may replay the rollout, which then has no pool."""
+        """Return whether the rollout's node is lost and another node may replay the rollout; the rollout then leaves its pool."""
         if self.pool is not None:
             if not await self.pools.is_lost(self.pool):
                 return False
@@ -251,12 +251,12 @@ class RemoteRollout:
                     raise
 
     async def _replay(self, worker: Worker) -> None:
-        """Replay a finished rollout; it ends as it did before."""
+        """Replay a finished rollout, which ends as it did before."""
         with suppress(RemoteError, *CONTROL_ERRORS.values()):
             await self.run_in(worker)
 
     def _end_reasons(self) -> JsonObject:
-        """Return how the rollout ended as far as this process knows."""
+        """Return the reasons for the rollout's end, as far as this process knows them."""
         return {"stop_condition": self.record.stop_condition, "is_truncated": self.record.is_truncated}
 
     def _apply(self, reply: JsonObject) -> None:
@@ -279,8 +279,8 @@ class RemoteRollout:
 
 
 async def score_in_one_worker(rollouts: Sequence[RemoteRollout], scores: Sequence[Scores]) -> list[Scores]:
-    """Return the scores of the members of a group with group rewards. If they are in several workers, replay them in
-    one first.
+    """Return the scores of the members of a group with group rewards. If they are in several workers, first
+    replay them in one worker.
     """
     first = rollouts[0]
     while True:
@@ -328,9 +328,9 @@ class _PendingRequest:
     call_id: int
     """The worker's number of the call."""
     is_own: bool
-    """Whether it is a turn of the rollout's own conversation; these are sequential."""
+    """Whether the request is a turn of the rollout's own conversation, whose turns are sequential."""
     is_matched: bool = True
-    """Whether the current worker has sent it."""
+    """Whether the current worker has sent the request."""
     repeated: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when another worker repeats the request."""
     task: asyncio.Task[Message] | None = None
@@ -340,7 +340,7 @@ class _PendingRequest:
 class ModelRequests:
     """The model requests of one rollout; each is sent to the model once.
 
-    In a replay a request gets its recorded response. Turns of the rollout's own conversation are sequential and must
+    In a replay, a request gets its recorded response. Turns of the rollout's own conversation are sequential and must
     repeat in the same order. Requests of sub-models and agents may be concurrent, so they may repeat in any order.
     """
 
@@ -368,7 +368,7 @@ class ModelRequests:
             sent.is_matched = False
 
     async def respond(self, call_id: int, conversation: int, **request: Any) -> JsonObject:
-        """Return the model's response to a worker's request: a new response or, in a replay, the recorded one.
+        """Return the model's response to a worker's request: a new response or, in a replay, the recorded response.
 
         Args:
             conversation: 0 = the rollout's own conversation; other numbers are conversations of trained sub-models.
@@ -416,10 +416,11 @@ class ModelRequests:
         return await asyncio.shield(move)
 
     async def end(self) -> list[str] | None:
-        """Refuse new requests and cancel running ones.
+        """Refuse new requests and cancel running requests.
 
         Returns:
-            The failed attempts of a cancelled request, which explain why the rollout took so long; None without any.
+            The failed attempts of a cancelled request, which explain why the rollout took so long; None if no request was
+            cancelled.
         """
         attempts: list[str] | None = None
         self.is_over = True
@@ -456,7 +457,7 @@ class ModelRequests:
         return steps
 
     def _match(self, call_id: int, number: int, request: ModelRequest) -> _PendingRequest | None:
-        """Return the recorded request that equals this one, or a new one; None if new requests are refused."""
+        """Return the recorded request that equals this request, or a new request; None if new requests are refused."""
         unmatched = [sent for sent in self._sent if not sent.is_matched]
         for sent in unmatched:
             if sent.request == request:

@@ -23,23 +23,22 @@ from rove.utils.files import cache_folder
 INSTALL_TIMEOUT_S = 1800.0
 """Time limit for installing a package's dependencies."""
 MAX_ERROR_LINES = 15
-"""Lines of pip's output that an error shows."""
+"""Maximum number of lines of pip's output that an error shows."""
 FALLBACK_PTH = "import site; site.addsitedir({folder!r})\n"
 METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 WHEEL = "Wheel-Version: 1.0\nGenerator: rove\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 CONFLICT = re.compile(r"The conflict is caused by:\n(.*?)\n\n", re.DOTALL)
-"""pip explains version conflicts on standard output, not among its errors."""
+"""Pattern of pip's explanation of a version conflict, which pip prints on standard output, not among its errors."""
 
 StandIns = Mapping[str, Sequence[str]]
-"""Distribution name → its versions, in ascending order. Empty distributions replace these distributions, because rove
-provides their modules.
-"""
+"""Distribution name → its versions, in ascending order. rove installs empty distributions in place of these distributions,
+because it provides their modules."""
 
 
 def python_for(file: Path, stand_ins: StandIns | None = None) -> str | None:
     """Return the interpreter of a package's virtual environment; None if the package depends only on rove.
 
-    The environment holds the declared dependencies; packages of this interpreter are importable after these. If the
+    The environment holds the declared dependencies, which take precedence over packages of this interpreter. If the
     dependencies or the interpreter change, the environment is created again in the cache folder
     (`$XDG_CACHE_HOME/rove/venvs`).
 
@@ -70,11 +69,11 @@ def make_venv(
 ) -> str:
     """Create a virtual environment with the result of `pip install`, and return its interpreter.
 
-    Packages of this interpreter are importable after its own. Creation is atomic, so that several processes may request the same
-    folder. An existing folder is not changed: its name must identify its contents.
+    Packages of this interpreter are importable, but the environment's own packages take precedence. Creation is atomic, so that
+    several processes may request the same folder. An existing folder is not changed: its name must identify its contents.
 
     Args:
-        arguments: Arguments of `pip install`: requirements, files, flags; none are installed if empty.
+        arguments: Arguments of `pip install`: requirements, files, flags; if it is empty, nothing is installed.
     """
     if not (folder / "made").exists():
         _make(folder, arguments, seconds, stand_ins or {})
@@ -100,7 +99,7 @@ def run_pip(python: str | Path, words: Sequence[str], failed: str, seconds: floa
 def stand_in_arguments(folder: Path, stand_ins: StandIns) -> list[str]:
     """Write empty wheels into `folder` and return the pip arguments that install them instead of the real distributions.
 
-    The wheels have a local version part, because pip prefers it among equal versions.
+    The wheels' versions have a local part, because pip prefers such versions among equal versions.
 
     Args:
         folder: A folder that does not exist yet; pip must be able to read it.

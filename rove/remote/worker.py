@@ -57,7 +57,7 @@ class LoadedEnvironment:
 
 
 def setup(env_id: str, env_dir: str | None, env_args: Arguments, prepare: str = "") -> JsonObject:
-    """Load the environment, after a call of the function `prepare` ("module:name"); return its description for the parent."""
+    """Call the function `prepare` ("module:name"), load the environment, and return its description for the parent."""
     if prepare:
         module, _, name = prepare.partition(":")
         getattr(importlib.import_module(module), name)()
@@ -74,6 +74,7 @@ def setup(env_id: str, env_dir: str | None, env_args: Arguments, prepare: str = 
         "env_id": env.env_id,
         "source": env.source,
         "two_player": bool(getattr(env, "two_player", False)),
+        "sends_prompt": bool(getattr(env, "sends_prompt", True)),
     }
 
 
@@ -90,7 +91,8 @@ class WorkerRollout:
     number: int
     state: State
     conversations: list[State]
-    """The rollout's own conversation and those of sub-models; the index is the conversation's number in the parent."""
+    """The rollout's own conversation, followed by conversations of sub-models; the index is the conversation's number in the
+    parent."""
     answers: list[tuple[TrajectoryStep, int]] = field(default_factory=list)
     """Steps that the parent has recorded, with their numbers in the parent."""
 
@@ -156,7 +158,7 @@ class _RpcServer:
                 answer.set_result(frame)
 
     async def reply(self, number: int, name: str, args: JsonObject) -> None:
-        """Answer one call with its result or with the exception it raised."""
+        """Answer a call with its result or with the exception that it raised."""
         try:
             frame = {"id": number, "result": await getattr(self, name)(**args)}
             body = _encode(frame)
@@ -174,7 +176,7 @@ class _RpcServer:
         self.writer.write(LENGTH.pack(len(body)) + body)
 
     async def call_parent(self, name: str, **args: object) -> JsonValue:
-        """Call the parent and return its reply; an error there is raised here with the same class."""
+        """Call the parent and return its reply; an error in the parent is raised in this process with the same class."""
         call_id = self.next_number()
         answer = self.waiting[call_id] = asyncio.get_running_loop().create_future()
         await self.send(_encode({"id": call_id, "call": name, "args": args}))
@@ -411,7 +413,7 @@ class _ParentClient:
     def __init__(self, server: _RpcServer, rollout: WorkerRollout, options: JsonObject):
         self.server, self.rollout, self.options = server, rollout, options
         self.answer = -1
-        """Number of its last response."""
+        """Number of the last response."""
 
     async def respond(self, request: Request) -> Response:
         """Let the parent query the model."""

@@ -1,4 +1,4 @@
-"""The workers of an isolated environment: a shared one for many rollouts, and separate ones for replays."""
+"""The workers of an isolated environment: a shared worker for many rollouts, and separate workers for replays."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from rove.workers.worker import CallHandler
 
 TEARDOWN_TIMEOUT_S = 30.0
 HEARTBEAT_INTERVAL_S = 5.0
-"""Interval between heartbeats of a worker."""
+"""Seconds between heartbeats of a worker."""
 
 SECOND_HEARTBEAT_S = 1.0
-"""Timeout of the second heartbeat: if this process itself was blocked, it may have missed the reply to the first."""
+"""Timeout of the second heartbeat in seconds: if this process itself was blocked, it may have missed the reply to the first
+heartbeat."""
 
 
 class RequestHandler(Protocol):
@@ -36,17 +37,17 @@ WORKER_CALLS = ("respond", "cancel", "opponent_move")
 
 
 class WorkerFactory(Protocol):
-    """Starts workers, on this machine or on another; `rove.workers.Workers` implements it."""
+    """Starts workers on this machine or on another machine; `rove.workers.Workers` implements it."""
 
     async def open(self, handler: CallHandler | None = None) -> Worker: ...  # noqa: D102
     async def aclose(self) -> None: ...  # noqa: D102
 
 
 class WorkerPools(Protocol):
-    """The worker pools of an environment: one, or one per node."""
+    """The worker pools of an environment: a single pool, or one pool per node."""
 
     def slot(self) -> AbstractAsyncContextManager[None]:
-        """Hold a slot while a rollout runs and is scored; wait until one is free."""
+        """Wait until a slot is free, and hold it while a rollout runs and is scored."""
         ...
 
     async def choose(self, state: State) -> WorkerPool:
@@ -117,7 +118,7 @@ class WorkerPool:
         return number
 
     def unregister(self, number: int, worker: Worker) -> None:
-        """Remove a rollout; close its worker unless it is the shared one."""
+        """Remove a rollout; close its worker unless it is the shared worker."""
         self._handlers.pop(number, None)
         opening = self._shared
         if opening is not None and opening.done() and not _has_failed(opening) and opening.result() is worker:
@@ -126,7 +127,7 @@ class WorkerPool:
             self._close(worker)
 
     def take_finished(self) -> list[int]:
-        """Return the removed rollouts that the shared worker can drop, each of them once."""
+        """Return the removed rollouts that the shared worker can drop; each rollout is returned once."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -140,7 +141,7 @@ class WorkerPool:
         await self.workers.aclose()
 
     def close_lost(self, reason: str) -> None:
-        """Close the pool of a lost node; a worker that still opens is closed as well."""
+        """Close the pool of a lost node; a worker that is still opening is closed as well."""
         self._lost = reason
         self.close(reason)
 

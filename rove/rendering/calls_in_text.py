@@ -1,13 +1,13 @@
 """Find tool calls that a server left in the text of a reply, in the formats of published models.
 
 A server with the right parser moves each call from the text to `tool_calls`. Without one, the text still holds the call, the
-environment runs nothing, and the model would earn nothing for a fault of the server. `call_left_in` must therefore know every
-format, and it must not take an ordinary answer for a call. A text holds a call only if all of this is true:
+environment runs nothing, and the model would get no reward because of a fault of the server. `call_left_in` must therefore know
+every format, and it must not take an ordinary answer for a call. A text holds a call only if all of these conditions are true:
 
-- The call names one of the environment's own tools. A text about tools, or about other functions, holds none.
+- The call names one of the environment's own tools. A text about tools, or about other functions, holds no call.
 - The name and the arguments stand in the form of a published format: after its marker, in its tags, or alone. JSON and Python
-  without a marker count only if they are the whole reply, because servers remove markers that are special tokens, or its end:
-  a code block, or JSON that begins a line.
+  without a marker count only if they are the whole reply (because servers remove markers that are special tokens) or the end of
+  the reply: a code block, or JSON that begins a line.
 - The arguments are complete: a JSON object, named Python arguments, or tags that are closed.
 
 Reasoning is no part of the reply, and a reply whose reasoning is not closed holds no call.
@@ -25,7 +25,7 @@ from rove.core.plain import JsonMapping
 from rove.rendering.python_calls import Call, MalformedCall, read_call, read_call_list, read_calls_until
 
 MAX_STARTS = 100
-"""Positions in a text at which a call of one form may start; further ones are not tried."""
+"""Maximum number of positions in a text at which a call of one form is tried."""
 
 _REASONING = (
     ("<think>", "</think>"),
@@ -56,12 +56,12 @@ JSON_FORMS = (
     r"✿FUNCTION✿\s*:?\s*NAME\s*\n\s*✿ARGS✿\s*:?\s*",  # Qwen-Agent
     rf"(?:\A|\n)Action\s*:\s*NAME\s*\n\s*Action Input\s*:\s*{_FENCE}",  # ReAct
 )
-"""Regular expressions of what comes before a JSON object with arguments. NAME stands for the name of a tool."""
+"""Regular expressions for the text before a JSON object with arguments. NAME stands for the name of a tool."""
 WHOLE_FORMS = (
     r"\A(?:call:)?NAME\s*(?=\{)",  # GLM-4, and Mistral without its special tokens
     r"\Afunction\s*NAME\s*```(?:json)?\s*",  # DeepSeek V3 without its special tokens
 )
-"""As `JSON_FORMS`, for a reply that holds nothing but the call."""
+"""Like `JSON_FORMS`, but for a reply that holds nothing but the call."""
 TAG_FORMS = (
     (r"<function=NAME>", "</function>"),  # Qwen3-Coder, Nemotron 3, Seed-OSS
     (
@@ -77,7 +77,7 @@ TAG_FORMS = (
     (r"(?:<start_function_call>|<\|tool_call>|\A)\s*call:NAME\s*\{", "}"),  # Gemma
     (r"\ANAME\s*```(?:python)?\s*tool_call\(", ")"),  # ChatGLM3
 )
-"""Regular expressions of the beginning of a call, and the text that closes it."""
+"""Regular expressions for the beginning of a call, each with the text that closes the call."""
 
 _JSON_START = re.compile(
     rf"(?:{_MARKER}{{1,3}}|\[TOOL_CALLS\]|\bfunctools|(?:\A|\n)function call|(?:\A|\n)Action:)\s*{_FENCE}(?=[\[{{])",
@@ -87,11 +87,12 @@ _PYTHON_START = re.compile(rf"(?:{_MARKER}{{1,3}}{_FENCE}|```tool_code\s*)(?=[\[
 
 
 _TOOLS_START = re.compile(r"<tools>\s*(?=[\[{])")
-"""What Qwen2.5-Coder writes for <tool_call>. The descriptions of the tools have the same tag."""
+"""The tag that Qwen2.5-Coder writes in place of <tool_call>. The descriptions of the tools have the same tag."""
 _LINE_OF_JSON = re.compile(r"^(?=[\[{])", re.MULTILINE)
 _END_TOKEN = re.compile(r"(?:<[|｜][^<>|｜\s]{1,40}[|｜]>|<end_of_turn>|</tool_call>|</s>)\Z")
 MAX_END_TOKENS = 3
-"""Special tokens at the end of a reply, such as <|eom_id|> or </tool_call> without its beginning, that are no part of it."""
+"""Maximum number of special tokens that are removed from the end of a reply, such as <|eom_id|>, or </tool_call> without its
+beginning."""
 
 
 def call_left_in(text: str, tools: Collection[str]) -> str | None:
@@ -121,7 +122,7 @@ def _called_tools(reply: str, tools: frozenset[str]) -> Iterator[str]:
 
 
 def _names_in_calls(reply: str, tools: tuple[str, ...]) -> Iterator[Sequence[str]]:
-    """Yield the names in each complete call, or list of calls; those of calls without a marker may be of other tools."""
+    """Yield the names in each complete call or list of calls; names in calls without a marker may be of other tools."""
     for pattern in _compiled(JSON_FORMS, tools):
         for match in _starts(pattern, reply):
             if isinstance(_json_at(reply, match.end())[0], dict):
@@ -204,14 +205,14 @@ def _json_names(value: object, is_marked: bool) -> list[str]:
 _NAME_KEYS = ("name", "tool_name", "function_name", "function", "tool", "action")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "tool_input", "action_input", "kwargs")
 _METADATA = frozenset({"id", "type", "index", "call_id", "tool_call_id"})
-"""Keys of a call besides those of its name and arguments."""
+"""Keys of a call besides the keys for its name and arguments."""
 
 
 def _called_name(call: JsonMapping, is_marked: bool) -> str:
     """Return the name of the function that an object calls; "" if the object is no call.
 
-    The description of a tool is no call, although it has a name and `parameters`. Without a marker, an object with any further
-    key is data, such as the answer to a question.
+    The description of a tool is not a call, although it has a name and `parameters`. Without a marker, an object with any
+    additional key is data, such as the answer to a question.
     """
     if isinstance(call.get("function"), Mapping):
         return _called_name(call["function"], is_marked)
@@ -231,14 +232,14 @@ def _is_schema(value: object) -> bool:
 
 
 def _is_object(value: object) -> bool:
-    """Return whether arguments are an object, its JSON text, or null, which is no arguments."""
+    """Return whether arguments are an object, the JSON text of an object, or null (no arguments)."""
     if isinstance(value, str):
         return isinstance(_json_at(value, 0)[0], dict)
     return value is None or isinstance(value, dict)
 
 
 def _whole_list(reply: str) -> Sequence[str]:
-    """Return the names in a reply that is a Python list of calls, as of Llama 4."""
+    """Return the names in a reply that is a Python list of calls, as Llama 4 writes it."""
     calls, end = read_call_list(reply)
     if reply[end:].strip():
         raise MalformedCall("unexpected text after the calls")

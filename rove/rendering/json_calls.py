@@ -1,6 +1,7 @@
 """Parse and write tool calls whose arguments are a JSON object between the markers of a family.
 
-DeepSeek V3, V3.1 and Kimi K2 write a name and its arguments between markers; Granite, Phi-4, Cohere and others a list of objects.
+DeepSeek V3, V3.1 and Kimi K2 write a name and its arguments between markers; Granite, Phi-4, Cohere and others write a list of
+objects.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def whole_json(text: str) -> JsonValue:
 
 
 def json_arguments(value: object) -> JsonObject:
-    """Return arguments that are an object or its JSON; null, as a value or as text, and an empty text are no arguments."""
+    """Return arguments given as an object or its JSON text; null (as a value or as text) and an empty text mean no arguments."""
     if isinstance(value, str):
         value = whole_json(value) if value.strip() else None
     if value is None:
@@ -52,14 +53,14 @@ def json_arguments(value: object) -> JsonObject:
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 _METADATA = frozenset({"name", "id", "type", "index", *ARGUMENT_KEYS})
-"""Keys of a call that hold no arguments of the tool."""
+"""Keys of a call that do not hold the tool's arguments."""
 
 
 def call_in(value: object, needs_arguments: bool = False) -> Call:
     """Return the call in a JSON object; its arguments are under one of `ARGUMENT_KEYS`.
 
-    Null is no arguments. An object without arguments is a call only if no other key might hold them, because arguments must not
-    be lost silently.
+    Null means no arguments. An object without arguments is a call only if no other key might hold them, because arguments must
+    not be lost silently.
     """
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         raise MalformedCall("not a call")
@@ -99,7 +100,7 @@ class JsonForm(NamedTuple):
 
     @property
     def start(self) -> re.Pattern[str]:
-        """Pattern of the tag where calls begin: an answer may contain a word or an HTML tag, so JSON must follow."""
+        """Pattern of the tag that begins the calls. JSON must follow, because an answer may contain the same word or HTML tag."""
         tag = re.escape(self.tag)
         if self.tag.isalpha():
             return re.compile(rf"{tag}(?=\[)")
@@ -147,7 +148,7 @@ LIST_FORMS = {
         "\n]<|END_ACTION|>",
     ),
 }
-"""Formats whose calls are JSON objects: in a list, or one a line."""
+"""Formats whose calls are JSON objects: in a list, or one per line."""
 
 
 def write_form(calls: Sequence[Call], form: JsonForm) -> str:
@@ -179,7 +180,7 @@ def parse_marked(text: str, form: JsonForm) -> tuple[str, list[Call]]:
 
 
 def _head_pattern(head: str) -> re.Pattern[str]:
-    """Return the pattern of a head; what it writes with the number of the call is the call's id."""
+    """Return the pattern of the text before a call's arguments; a part of it that contains the call's number is the call's id."""
     opening, name_and_index, closing = re.split(r"((?:functions\.)?\{name\}(?::\{index\})?)", head)
     name = r"(?P<name>[^\s<>:]+)"
     id = rf"(?P<id>(?:functions\.)?{name}:\d+)" if "{index}" in name_and_index else rf"(?P<id>){name}"
@@ -187,7 +188,7 @@ def _head_pattern(head: str) -> re.Pattern[str]:
 
 
 def _spaced(text: str) -> re.Pattern[str]:
-    """Return a pattern of a text with any whitespace before it and between its words."""
+    """Return a pattern for a text with any whitespace before it and between its words."""
     return re.compile(r"\s*" + r"\s*".join(re.escape(word) for word in text.split()))
 
 
@@ -213,7 +214,7 @@ def parse_listed(text: str, form: JsonForm) -> tuple[str, list[Call]]:
 
 
 def _json_values(text: str, start: int) -> tuple[list[JsonValue], int]:
-    """Return the values of a list, or of the objects that follow each other, and the position after them."""
+    """Return the values of a list, or of objects that follow one another, and the position after them."""
     value, position = read_json(text, start)
     if isinstance(value, list):
         if not value:
@@ -227,7 +228,7 @@ def _json_values(text: str, start: int) -> tuple[list[JsonValue], int]:
 
 
 def _with_common_keys(value: JsonValue) -> JsonValue:
-    """Return an object with the keys of other families in place of Cohere's."""
+    """Return an object with Cohere's keys replaced by the keys that other families use."""
     if not isinstance(value, dict) or "tool_name" not in value:
         return value
     renamed = {"tool_name": "name", "tool_call_id": "index"}

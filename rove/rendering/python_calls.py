@@ -38,7 +38,7 @@ def with_id(call: Call, id: str) -> Call:
 
 
 class MalformedCall(Exception):
-    """The text is not a valid tool call."""
+    """Error: the text is not a valid tool call."""
 
 
 NAME = re.compile(r"[\w.-]+")
@@ -52,10 +52,11 @@ _RAW_STRING = re.compile(
     r"""'(?P<raw>.*?)'(?=\s*(?:\)\s*(?:\]|,\s*[\w.-]+\()|,\s*[\w.-]+=|,\s*['"\[{\d-]|\]|\}|:))|"(?:\\.|[^"\\])*\"""",
     re.DOTALL,
 )
-"""A string that may contain its own quote `'`, up to one that the end of a call, a list or a dict, or another item follows."""
+"""A string that may contain its own quote `'`. It ends at the first quote before the end of a call, list or dict, or before
+another item."""
 _NUMBER = re.compile(r"[+-]?(?:\.\d|\d)[\w.]*(?:(?<=[eE])[+-]\d+)?")
 CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
-"""Python's constants, and JSON's, which models mix in."""
+"""Python's constants, and JSON's constants, which models use in Python calls as well."""
 
 
 def read_call_list(text: str, start: int = 0, has_raw_strings: bool = False) -> tuple[list[Call], int]:
@@ -74,7 +75,7 @@ def read_call_list(text: str, start: int = 0, has_raw_strings: bool = False) -> 
 
 
 def read_calls_until(text: str, start: int, end: str) -> tuple[list[Call], int]:
-    """Return the calls that follow each other, one a line, until the marker `end`, and the position after it."""
+    """Return the calls up to the marker `end`, one per line, and the position after the marker."""
     reader = _Reader(text, start)
     calls = [reader.call()]
     while not reader.skip(end):
@@ -147,7 +148,7 @@ def _gemma_text(value: JsonValue) -> str:
 
 
 class _Reader:
-    """Reads calls and literals from a position on."""
+    """Reads calls and literals, starting at a position."""
 
     def __init__(self, text: str, start: int, string: re.Pattern[str] = _STRING):
         self.text = text
@@ -163,7 +164,7 @@ class _Reader:
         return True
 
     def expect(self, mark: str) -> None:
-        """Skip spaces and a mark that must be there."""
+        """Skip spaces and a mark; raise an error if the mark is not there."""
         if not self.skip(mark):
             raise MalformedCall(f"expected {mark} at character {self.at}")
 
@@ -244,7 +245,7 @@ class _Reader:
         return joined
 
     def match(self, pattern: re.Pattern[str], expected: str) -> str:
-        """Skip spaces, and return the text of a pattern that must be there."""
+        """Skip spaces and the text that matches a pattern, and return this text; raise an error if nothing matches."""
         self._skip_space()
         match = pattern.match(self.text, self.at)
         if match is None:

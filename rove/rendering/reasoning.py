@@ -1,8 +1,8 @@
-"""How a message whose reasoning the generation prompt opened is given to the chat template.
+"""Choose the form in which the chat template gets a message whose reasoning was opened by the generation prompt.
 
 The prompt of Qwen3.5, Nemotron 3 and DeepSeek-R1 ends with `<think>`, so that a reply has only the closing tag. Their templates
-expect a finished message in different forms. The form is found by rendering: the first one that the template continues the prompt
-with.
+expect a finished message in different forms. rove finds the form by rendering: the first form whose rendering continues the
+prompt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REPLY = "thought of the probe\n</think>\n\nanswer of the probe"
 
 
 def detect_reasoning_form(render: Render) -> ReasoningForm:
-    """Return the form of a template; `text` if none continues the prompt, as of templates that leave out finished reasoning."""
+    """Return the form of a template; `text` if no form continues the prompt because the template omits finished reasoning."""
     forms: tuple[ReasoningForm, ...] = ("text", "tagged", "field")
     try:
         prompt = render([_USER], {"add_generation_prompt": True})
@@ -41,14 +41,8 @@ def detect_reasoning_form(render: Render) -> ReasoningForm:
     return "text"
 
 
-def complete_text(message: JsonMapping, text: str) -> str:
-    """Return the text of a message with the opening tag of its reasoning, if its prompt ended with the tag."""
-    opened = message.get(OPENED_REASONING)
-    return opened + text if isinstance(opened, str) else text
-
-
 def in_form(message: JsonMapping, form: ReasoningForm) -> JsonMapping:
-    """Return an assistant message in a form of its reasoning; as it is if its text has no reasoning, or the form keeps it."""
+    """Return an assistant message in the form `form`; unchanged if its text has no reasoning or the form is `text`."""
     content = message.get("content")
     if form == "text" or not isinstance(content, str) or "</think>" not in content or message.get("reasoning_content"):
         return message
@@ -63,7 +57,7 @@ def in_form(message: JsonMapping, form: ReasoningForm) -> JsonMapping:
 def sampled_after_opened(content: str, reasoning: object) -> str:
     """Return what a model would sample for a message after a prompt that opens the reasoning.
 
-    Without reasoning, the block is closed at once: a model trained on anything else would never close it.
+    Without reasoning, the block is closed immediately; otherwise a model trained on such messages would never close it.
     """
     if isinstance(reasoning, str) and reasoning:
         return f"{reasoning}\n</think>\n\n{content}"

@@ -18,7 +18,13 @@ from rove.core.messages import AssistantMessage, Message, text_of
 from rove.core.plain import JsonMapping
 from rove.core.protocols import OnToken, Request, Token
 from rove.core.records import StepTokens
-from rove.rendering.prompt_checks import check_first_prompt, check_text_parts
+from rove.rendering.prompt_checks import (
+    TextForm,
+    check_first_prompt,
+    check_text_parts,
+    detect_text_form,
+    with_text_part,
+)
 from rove.rendering.reasoning import (
     OPENED,
     ReasoningForm,
@@ -43,9 +49,9 @@ from rove.rendering.turn_ends import TurnEnds, detect_closing, opening_after
 
 T = TypeVar("T")
 SAMPLED = "sampled_text"
-"""Key of an assistant message with tool calls: the original text of the model."""
+"""Key of an assistant message with tool calls; its value is the model's original text."""
 CACHE_SIZE = 1024
-"""Maximum entries per cache; group members repeat conversations."""
+"""Maximum number of entries per cache; a cache helps because group members repeat conversations."""
 MAX_CACHED_LENGTH = 4096
 """Maximum length of a cached value in bytes, characters or tokens."""
 
@@ -69,7 +75,7 @@ class Tokenizer(Protocol):
         ...
 
     def convert_ids_to_tokens(self, ids: object, /) -> Any:
-        """Return the vocabulary's name of an id."""
+        """Return the name of an id in the vocabulary."""
         ...
 
 
@@ -97,10 +103,11 @@ class Renderer:
         self._tool_support: dict[str, ToolSupport] = {}
         self._reasoning_forms: dict[str, ReasoningForm] = {}
         self._ends_by_template: dict[str, TurnEnds] = {}
+        self._text_forms: dict[str, TextForm] = {}
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Tokens that end the model's turn; the one that the chat template writes there is always one of them."""
+        """Tokens that end the model's turn, always including the token that the chat template writes there."""
         return self._turn_ends.stop_ids
 
     @property
@@ -126,7 +133,7 @@ class Renderer:
 
     @property
     def template(self) -> str:
-        """The chat template, or all of them joined; "" if there is none."""
+        """The chat template, or all templates joined; "" if there is none."""
         template = getattr(self.tokenizer, "chat_template", None) or ""
         return "\n".join(template.values()) if isinstance(template, Mapping) else template
 
@@ -137,7 +144,7 @@ class Renderer:
 
     @property
     def tool_support(self) -> ToolSupport:
-        """What the chat template does with tools, found by rendering a call once."""
+        """What the chat template does with tools, determined once by rendering a call."""
         template = self.template
         if template not in self._tool_support:
             self._tool_support[template] = self._detect_tool_support(template)
@@ -158,7 +165,21 @@ class Renderer:
         return self._reasoning_forms[template]
 
     def _render_probe(self, messages: Sequence[JsonMapping], variables: JsonMapping) -> str:
-        return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **{**self.settings.args, **variables})
+        return self._apply_template(messages, {**self.settings.args, **variables})
+
+    def _apply_template(self, messages: Sequence[JsonMapping], variables: JsonMapping) -> str:
+        if self._text_form == "parts":
+            messages = [with_text_part(message) for message in messages]
+        return self.tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
+
+    @property
+    def _text_form(self) -> TextForm:
+        template = self.template
+        if template not in self._text_forms:
+            self._text_forms[template] = detect_text_form(
+                lambda messages: self.tokenizer.apply_chat_template(messages, tokenize=False, **self.settings.args)
+            )
+        return self._text_forms[template]
 
     def check_tools(self, tools: object) -> None:
         """Raise a `ConfigError` with the reason if there are tools and the chat template cannot use them."""
@@ -175,8 +196,13 @@ class Renderer:
         """
         if not self.template and getattr(env, "message_type", "chat") == "chat":
             raise no_template()
-        self.check_tools(getattr(env, "tool_defs", None))
-        check_first_prompt(env, train)
+        tools = getattr(env, "tool_defs", None)
+        self.check_tools(tools)
+        prompt = check_first_prompt(env, train)
+        # A prompt without a question gets it from `setup_state`, and agents send messages of their own.
+        has_question = any(message["role"] == "user" for message in prompt)
+        if has_question and getattr(env, "sends_prompt", True):
+            self.text(prompt, tools)
 
     def text(
         self,
@@ -209,6 +235,11 @@ class Renderer:
         return (self.template, content) if len(content) <= MAX_CACHED_LENGTH else None
 
     def _render(self, messages: Sequence[JsonMapping], tools: Any, variables: JsonMapping) -> str:
+        if self._text_form == "none":
+            raise ConfigError(
+                "the model's chat template leaves out the text of messages, so the model would see empty ones; use another "
+                "template (chat_template)"
+            )
         schemas = schemas_of(tools) if tools else NO_SCHEMAS
         prepared = [self._as_rendered(message, schemas) for message in messages]
         prepared = [
@@ -217,12 +248,13 @@ class Renderer:
         ]
         tool_variable = {self.tool_support.variable: tools} if tools else {"tools": None}
         try:
-            return self.tokenizer.apply_chat_template(prepared, tokenize=False, **tool_variable, **variables)
+            return self._apply_template(prepared, {**tool_variable, **variables})
         except Exception as error:  # templates can raise any error
             roles = [message["role"] for message in messages]
             raise ConfigError(
                 f"the model's chat template rejects messages with the roles {', '.join(roles)}: {type(error).__name__}: "
-                f"{error}; change the roles or their order to a conversation that the template supports"
+                f"{error}; change the roles or their order to a conversation that the template supports, or use another "
+                "template (chat_template)"
             ) from error
 
     @cached_property
@@ -252,8 +284,8 @@ class Renderer:
     def continuation_ids(self, prompt: str, text: str) -> list[int]:
         """Return the ids of a text that continues a prompt.
 
-        SentencePiece tokenizers put a space before a text of its own, and so write "Hello" differently at the start and after a
-        line break.
+        SentencePiece tokenizers put a space before a separate text, so they tokenize "Hello" differently at the start of a text
+        and after a line break.
         """
         if self._adds_space:
             prompt_ids, ids = self.encode(prompt), self.encode(prompt + text)
@@ -263,7 +295,7 @@ class Renderer:
 
     @cached_property
     def _adds_space(self) -> bool:
-        """Whether the tokenizer puts a space before a text of its own."""
+        """Whether the tokenizer puts a space before a separate text."""
         return self.encode("\na")[len(self.encode("\n")) :] != self.encode("a")
 
     def special_token(self, text: str) -> int | None:
@@ -285,9 +317,9 @@ class Renderer:
         )
 
     def token_bytes(self, id: int) -> bytes:
-        """Return the bytes of a token, which may be a part of a character and then has no text of its own.
+        """Return the bytes of a token. A token may be only a part of a character, so that it has no text.
 
-        Byte-level tokenizers write each byte of a token as one character; tokenizers with byte fallback call a byte "<0x0A>".
+        Byte-level tokenizers write each byte of a token as one character; tokenizers with byte fallback write a byte as "<0x0A>".
         """
         text = self.decode([id])
         if "\ufffd" not in text:
@@ -325,7 +357,9 @@ class Renderer:
         return self.encode(text)
 
     def _added_ids(self, text: str, previous: StepTokens) -> list[int] | None:
-        """Return the ids that a conversation adds to a turn and its prompt; None if it does not continue them."""
+        """Return the ids that a conversation adds to the prompt and response of the previous turn; None if it does not continue
+        them.
+        """
         previous_text = self.decode(previous.ids)
         if text.startswith(previous_text):
             return self.encode(text[len(previous_text) :])
@@ -361,7 +395,8 @@ class Renderer:
         Args:
             tools: Available tools in chat form. Without tools, calls are not parsed.
             prompt_length: Number of prompt tokens, so that equal calls of different turns get different ids.
-            is_cut: Whether the complete calls are kept if the last one is cut off.
+            is_cut: Whether the text was cut at its length limit. Its complete calls are then kept although the last call is cut
+                off.
         """
         if tools and self.tool_format is not None:
             names = [tool.get("function", {}).get("name") for tool in tools]
@@ -438,7 +473,7 @@ class Renderer:
 
     @cached_property
     def _strips_spaces(self) -> bool:
-        """Whether some added tokens swallow the spaces after them, so that ids do not decode to the text they come from."""
+        """Whether some added tokens swallow the spaces after them, so that decoding a text's ids does not return the text."""
         return any(token.rstrip for token in getattr(self.tokenizer, "added_tokens_decoder", {}).values())
 
     def _as_rendered(self, message: Mapping[str, object], schemas: Schemas) -> JsonMapping:
@@ -520,8 +555,8 @@ class Renderer:
     def _unrendered(self, prompt: str, whole: str, message: Mapping[str, object]) -> str:
         """Return the text of a message whose rendering does not continue the prompt.
 
-        Nemotron 3 writes <think></think> for no reasoning, and DeepSeek-R1 nothing, although their prompts open it. DeepSeek-R1
-        also leaves out the reasoning of finished messages.
+        Without reasoning, Nemotron 3's template writes <think></think> and DeepSeek-R1's writes nothing, although their prompts
+        open a reasoning block. DeepSeek-R1's also leaves out the reasoning of finished messages.
         """
         opened = OPENED.search(prompt)
         if opened is not None and whole.startswith(prompt[: opened.start()]):
@@ -574,7 +609,8 @@ class IncrementalDetokenizer:
         self._on_text = on_text
         self._ids = list(prompt_ids[-8:])
         self._start = 0
-        """Index of the first id that is decoded: that of the piece reported last, so that the cost of a token stays constant."""
+        """Index of the first id that is decoded. It moves to the start of the piece reported last, so that the cost per token
+        stays constant."""
         self._reported = len(self._ids)
 
     @staticmethod

@@ -21,12 +21,12 @@ class TagForm(NamedTuple):
     """The tags of calls, in the order in which they occur."""
 
     begin: re.Pattern[str]
-    """Pattern of the tag before one call or several."""
+    """Pattern of the tag before one or several calls."""
     head: re.Pattern[str]
     """Pattern of the beginning of a call, with the group `name`."""
     argument: re.Pattern[str]
     """Pattern of an argument, with the groups `key` and `value`. The tags that may follow are part of the pattern, because a
-    value may quote its closing tag. A group `is_string` says whether the value is text or JSON."""
+    value may quote its closing tag. The optional group `is_string` says whether the value is text or JSON."""
     call_end: re.Pattern[str]
     """Pattern of the end of a call."""
     end: re.Pattern[str]
@@ -34,7 +34,7 @@ class TagForm(NamedTuple):
 
 
 def _tag_form(begin: str, head: str, argument: str, next_argument: str, call_end: str, end: str) -> TagForm:
-    """Return a form of which `argument` goes up to the next argument or the end of the call."""
+    """Return a form in which an argument extends to the next argument or to the end of the call."""
     whole_argument = rf"{argument}\s*(?={next_argument}|{call_end or end})"
     return TagForm(
         re.compile(begin + r"\s*"),
@@ -82,7 +82,8 @@ DSML_FORM = _tag_form(
     "</｜DSML｜ ?invoke>",
     "</｜DSML｜ ?(?:function_|tool_)?calls>",
 )
-"""DeepSeek V3.2 has `function_calls`, V4 `tool_calls`, and V4.1 `calls` after a space."""
+"""The form of DeepSeek. The tag around calls is `function_calls` in V3.2, `tool_calls` in V4, and `calls` after a space in
+V4.1."""
 
 
 def parse_tags(text: str, form: TagForm) -> tuple[str, list[Call]]:
@@ -128,7 +129,7 @@ def _arguments_at(text: str, start: int, form: TagForm) -> tuple[Arguments, int]
 
 
 class TagTexts(NamedTuple):
-    """The texts of calls as a family writes them; `{name}`, `{key}` and `{is_string}` stand for what they say."""
+    """The texts that a model family writes around names, keys and values, which `{name}`, `{key}` and `{is_string}` stand for."""
 
     begin: str
     head: str
@@ -212,7 +213,7 @@ def value_text(value: JsonValue) -> str:
 
 
 def typed_arguments(arguments: Arguments, parameters: JsonMapping | None) -> Arguments:
-    """Return arguments whose texts have the types of the tool's schema; None is the schema of an unknown tool."""
+    """Convert arguments from texts to the types in the tool's schema; `parameters` is None for an unknown tool."""
     schema = parameters or {}
     properties = schema.get("properties")
     definitions = _definitions(schema)
@@ -227,7 +228,7 @@ def typed_arguments(arguments: Arguments, parameters: JsonMapping | None) -> Arg
 
 
 _DEFINITIONS = ("$defs", "definitions")
-"""Keys under which a schema defines what its references name."""
+"""Keys under which a schema holds the definitions that its references name."""
 
 
 def _definitions(schema: JsonMapping) -> JsonObject:
@@ -246,7 +247,7 @@ def _definition(definitions: JsonMapping, reference: str) -> object:
 
 
 def resolved_schema(schema: JsonMapping) -> JsonMapping:
-    """Return the schema that a schema refers to in its own definitions, with these definitions."""
+    """Return the schema that a schema refers to in its own definitions, together with these definitions."""
     definitions = _definitions(schema)
     resolved: object = schema
     references: set[str] = set()
@@ -257,7 +258,7 @@ def resolved_schema(schema: JsonMapping) -> JsonMapping:
 
 
 def json_types(schema: JsonMapping) -> frozenset[str]:
-    """Return the JSON types that a schema allows; an empty set if it does not say."""
+    """Return the JSON types that a schema allows; an empty set if the schema states none."""
     definitions = _definitions(schema)
     types: set[str] = set()
     options: list[object] = [schema]
@@ -282,7 +283,7 @@ def json_types(schema: JsonMapping) -> frozenset[str]:
 
 
 def _own_types(schema: object) -> set[str] | None:
-    """Return the types that a schema names itself; None if it does not."""
+    """Return the types that a schema states directly; None if it states none."""
     if not isinstance(schema, Mapping):
         return None
     declared = schema.get("type")
@@ -296,7 +297,7 @@ def _own_types(schema: object) -> set[str] | None:
 
 
 def _options(schema: object) -> list[object]:
-    """Return the schemas of which a schema allows any."""
+    """Return the alternatives of a schema (such as in `anyOf`), each of which is allowed."""
     options = (schema.get("anyOf") or schema.get("oneOf")) if isinstance(schema, Mapping) else None
     return options if isinstance(options, list) else []
 
@@ -318,7 +319,7 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant, strict=False)  # "NaN" 
 
 
 def _decoded(text: str) -> JsonValue:
-    """Return the value of JSON, or of the list or dict that Seed-OSS writes as Python does."""
+    """Return the value of a JSON text, or of a list or dict in Python's syntax, which Seed-OSS writes."""
     try:
         return _DECODER.decode(text)
     except ValueError:
@@ -328,7 +329,7 @@ def _decoded(text: str) -> JsonValue:
 
 
 def _typed(text: str, types: frozenset[str]) -> JsonValue:
-    """Return the value of a text; the text itself if no other value of an allowed type has it."""
+    """Return the value of an allowed type that a text represents; the text itself if there is no such value."""
     if types == {"string"}:
         return text
     # Templates write Python's True and None here, and the JSON of lists and objects.

@@ -1,4 +1,4 @@
-"""Settings of a chat template: another template than the model's own, and variables of the template."""
+"""Settings of a chat template: a template that replaces the model's own, and variables of the template."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ CHATML = "chatml"
 
 
 class TemplateSettings(NamedTuple):
-    """What settings change about the chat template of a model."""
+    """A chat template and template variables that replace the model's defaults."""
 
     chat_template: str | None = None
-    """Jinja source of the template; None: the template of the tokenizer."""
+    """Jinja source of the template; None means the tokenizer's template."""
     args: Mapping[str, object] = MappingProxyType({})
-    """Variables of the template in every conversation, such as `enable_thinking`; those of a request win."""
+    """Variables of the template in every conversation, such as `enable_thinking`; variables of a request take precedence."""
 
     @property
     def identity(self) -> JsonObject:
-        """What identifies an evaluation besides the weights; empty without settings, as in runs of older versions."""
+        """The part of an evaluation's identity that comes from these settings; empty without settings, as in runs of older
+        versions.
+        """
         identity: JsonObject = {}
         if self.chat_template is not None:
             identity["chat_template"] = fingerprint({"source": self.chat_template})
@@ -34,11 +36,11 @@ class TemplateSettings(NamedTuple):
 
 
 OWN_TEMPLATE = TemplateSettings()
-"""The template of the tokenizer, without variables."""
+"""The settings for using the tokenizer's template without variables."""
 
 
 def no_template() -> ConfigError:
-    """Return the error for messages to a model without a chat template."""
+    """Return the error to raise if messages are sent to a model without a chat template."""
     return ConfigError(
         "the model has no chat template, so it cannot read messages. Give it one with --chat-template (setting "
         f'chat_template): "{CHATML}", or the path of a Jinja file. Or use raw texts, which need none: environments with '

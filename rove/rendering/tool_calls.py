@@ -55,29 +55,29 @@ class Format(NamedTuple):
 
     name: str
     parse: Callable[[str], Parsed]
-    """Parse a text that contains the start of a call; raises `MalformedCall` if any part of a call is invalid."""
+    """Function that parses a text containing the start of a call; it raises `MalformedCall` if any part of a call is invalid."""
     write: Callable[[Sequence[Call]], str]
-    """Write calls as the model does."""
+    """Function that writes calls as the model does."""
     mark: re.Pattern[str]
     """Pattern that identifies the format in a chat template."""
     starts: re.Pattern[str]
     """Pattern that matches the start of a call in a response."""
     marks: tuple[str, ...]
-    """The start markers as plain text, without those of bare calls."""
+    """The markers that start calls, as plain text; bare calls have none."""
     bare: bool = False
     """Whether a call is plain JSON, which counts as a call only if it names an available tool."""
     call_end: str = "}"
-    """What ends each call."""
+    """Text that ends each call."""
     list_end: str = ""
-    """What ends a list of calls, if the format has lists."""
+    """Text that ends a list of calls; "" if the format has no lists."""
     written: re.Pattern[str] | None = None
     """Pattern of a call as the model's template writes it, for a format whose parser also reads calls of other formats."""
     bare_start: str = "{"
     """First character of a bare call."""
     thought_ends: tuple[str, ...] = ("</think>",)
-    """What ends the reasoning of a model with this format."""
+    """Texts that end the reasoning of a model with this format."""
     is_untyped: bool = False
-    """Whether `parse` returns values as text, because only the tool's schema tells a number from its digits."""
+    """Whether `parse` returns values as text, because only the tool's schema tells numbers from strings of digits."""
 
 
 Schemas = Mapping[str, JsonMapping]
@@ -87,15 +87,15 @@ NO_SCHEMAS: Schemas = MappingProxyType({})
 
 _XML_CALL = re.compile(r"<(?:function|parameter|invoke|arg_key|arg_value)(?:=|>| name=)")
 _NAME_FIRST = re.compile(r"<tool_call>(?:\\n|[\s'\"+~}-])*(?:\{\{-?\s*)?\w+(?:\.\w+)*(?:\.name\b|\[['\"]name['\"]\])")
-"""The name of the function directly after the marker, where Hermes has a JSON object."""
+"""Pattern of templates that write the function's name directly after the marker, where Hermes has a JSON object."""
 _TAGGED_SPAN = re.compile(r"<tool_call>((?:(?!</?tool_call>).)*)</tool_call>", re.DOTALL)
 
 
 def format_of(template: str) -> Format | None:
     """Return the tool-call format of a chat template; None if it has no known format.
 
-    A template whose calls are XML, begin with the name alone, or are Python in a code block has no known format, although its
-    markers are those of Hermes or LFM2: such calls would be read as text.
+    If the template's calls are XML, begin with the name alone, or are Python in a code block, its format is unknown, although its
+    markers equal the markers of Hermes or LFM2: such calls would be read as text.
     """
     for tool_format in FORMATS:
         if tool_format.mark.search(template):
@@ -106,7 +106,7 @@ def format_of(template: str) -> Format | None:
 
 
 def _has_other_calls(template: str) -> bool:
-    """Return whether there are further tags or a name alone in <tool_call>, or tags for the name or arguments of a call."""
+    """Return whether a template writes more tags or a name alone in <tool_call>, or tags for a call's name or arguments."""
     spans = [match[1] for match in _TAGGED_SPAN.finditer(template)]
     if _XML_CALL.search(template) or _NAME_FIRST.search(template):
         return True
@@ -126,8 +126,8 @@ def read_calls(
     If any call is malformed, the whole response is returned as text. Text inside <think></think> is never parsed as a call.
 
     Args:
-        is_cut: Whether the response was cut at its length limit. Its complete calls are then returned, and what follows them,
-            the beginning of another call, is dropped.
+        is_cut: Whether the response was cut at its length limit. Its complete calls are then returned, and the incomplete call
+            after them is dropped.
         schemas: Schemas of the tools' arguments, for formats whose values have no types.
     """
     if is_cut:
@@ -143,7 +143,7 @@ def read_calls(
 MAX_CUT_CHARS = 1_000_000
 """Maximum characters that are parsed in total to find the end of the last complete call in a cut response.
 
-Each possible end is tried, the last one first, and every attempt parses the response up to that position."""
+Each possible end is tried, starting with the last, and every attempt parses the response up to that position."""
 
 
 def _read_calls(
@@ -171,7 +171,7 @@ def _read_calls(
 
 
 def unparsed_call_format(text: str) -> Format | None:
-    """Return the format of a call that starts in a response and that `read_calls` could not parse; None if none starts."""
+    """Return the format of a call that starts in a response but that `read_calls` could not parse; None if no call starts."""
     answer = text.rpartition("</think>")[2]
     first_format, first_start = None, len(answer)
     # Of the formats that start at the same position the last one counts: Mistral's older one, whose calls are JSON, and a format
@@ -186,7 +186,7 @@ def unparsed_call_format(text: str) -> Format | None:
 
 
 def _thought_ends(text: str, markers: Sequence[str]) -> list[int]:
-    """Return the positions at which the reasoning may end: a call may quote the last marker, or all of them."""
+    """Return the positions at which the reasoning may end. There are several because a call may quote the end marker."""
     ends = {0}
     for marker in markers:
         closed = (text.find(marker), text.rfind(marker))
@@ -195,7 +195,7 @@ def _thought_ends(text: str, markers: Sequence[str]) -> list[int]:
 
 
 def settled_characters(text: str, tool_format: Format) -> int:
-    """Return how many leading characters of a response stay text in `read_calls`, however the response continues."""
+    """Return the number of leading characters that `read_calls` will return as text, however the response continues."""
     if text[:1].isspace():  # read_calls strips it if calls follow
         return 0
     settled = len(text)
@@ -215,12 +215,19 @@ def settled_characters(text: str, tool_format: Format) -> int:
     return len(text[:settled].rstrip())
 
 
+_HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+"""The escape of half a character of UTF-16, which is a whole one only with its other half, or the half itself."""
+
+
 def calls_of(message: JsonMapping) -> list[Call] | None:
-    """Return the calls of a message in chat form; None if the arguments of one are not a JSON object."""
+    """Return the calls of a message in chat form; None if the arguments of one are not a JSON object of texts in UTF-8."""
     try:
         functions = [call["function"] for call in message.get("tool_calls") or []]
-        return [Call(function["name"], json_arguments(function["arguments"])) for function in functions]
-    except (MalformedCall, KeyError, TypeError):
+        calls = [Call(function["name"], json_arguments(function["arguments"])) for function in functions]
+        if any(_HALF_CHARACTER.search(str(function["arguments"])) for function in functions):
+            json.dumps([call.arguments for call in calls], ensure_ascii=False).encode()
+        return calls
+    except (MalformedCall, KeyError, TypeError, UnicodeEncodeError):
         return None
 
 
@@ -230,13 +237,16 @@ def short_id(salt: str) -> str:
 
 
 def accepted_id(id: object) -> str:
-    """Return an id that Mistral's templates accept: this one, or a shorter one for an id of another model."""
+    """Return an id that Mistral's templates accept: `id` itself, or a shorter id computed from it."""
     return id if isinstance(id, str) and SHORT_ID.fullmatch(id) else short_id(str(id))
 
 
 def _chat_form(call: Call, salt: str) -> dict[str, object]:
     try:
         arguments = json.dumps(call.arguments, ensure_ascii=False, allow_nan=False)
+        # The escape of half a character ("\ud800") is valid JSON, but no text: it cannot be written as UTF-8. Another character
+        # in its place would change the call silently.
+        f"{call.name}{call.id}{arguments}".encode()
     except (ValueError, RecursionError) as error:
         raise MalformedCall from error
     return {
@@ -330,13 +340,13 @@ def _write_pythonic(calls: Sequence[Call]) -> str:
 # without the second marker: [TOOL_CALLS]f[CALL_ID]123456789[ARGS]{…}, [TOOL_CALLS]f{…}
 
 SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
-"""The only ids of calls that Mistral's templates accept."""
+"""Pattern of the call ids that Mistral's templates accept."""
 # Possessive, because trying two spaces in a row at each of their splits takes quadratic time.
 _MISTRAL_HEAD = re.compile(r"\s*+(?P<name>[\w.-]++)\s*+(?:\[CALL_ID\]\s*+(?P<id>[\w-]*+)\s*+)?(?:\[ARGS\])?\s*+(?=\{)")
 
 
 def kept_id(id: object) -> str:
-    """Return the id that a model wrote into a call if Mistral's templates accept it, so that they write it again."""
+    """Return the id that a model wrote into a call if Mistral's templates accept it, so that the template writes the same id."""
     return id if isinstance(id, str) and SHORT_ID.fullmatch(id) else ""
 
 
@@ -498,7 +508,7 @@ def _json_formats() -> Iterator[Format]:
 
 
 def _list_start(form: JsonForm) -> str:
-    """Return a pattern that tells apart the two families with the same marker, Apriel and MiniMax M1."""
+    """Return the pattern that starts a list of calls; it distinguishes Apriel and MiniMax M1, which use the same marker."""
     return re.escape(form.tag) + (r"\s*\[" if "[" in form.begin else r"\s*\{")
 
 
@@ -527,7 +537,7 @@ MARKED_FORMATS = (
         is_untyped=True,
     ),
 )
-"""Formats with markers of their own, of which `format_of` knows only those whose templates leave the calls to the text."""
+"""Formats with their own markers; `format_of` knows only the formats whose templates take calls from the message text."""
 ALL_FORMATS = (*FORMATS, *TAG_FORMATS, *MARKED_FORMATS)
 
 

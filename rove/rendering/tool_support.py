@@ -16,7 +16,7 @@ from rove.rendering.reasoning import OPENED, detect_reasoning_form, in_form
 from rove.rendering.tool_calls import ALL_FORMATS, MARKED_FORMATS, Format, calls_of, format_of, read_calls
 
 Render = Callable[[Sequence[JsonMapping], JsonMapping], str]
-"""Render messages with variables of the template; may raise any error."""
+"""A function that renders messages with variables of the template; it may raise any error."""
 
 
 class ToolSupport(NamedTuple):
@@ -25,13 +25,15 @@ class ToolSupport(NamedTuple):
     format: Format | None
     """Format of the calls; None if tools cannot be used."""
     problem: str = ""
-    """Why tools cannot be used."""
+    """Reason why tools cannot be used; "" if they can."""
     variable: str = "tools"
     """Variable of the template that takes the tools."""
     keeps_text: bool = True
-    """Whether a message with calls can be rendered from the text that the model sampled, and a tool's result after it."""
+    """Whether a message with calls can be rendered from the text that the model sampled, followed by a tool's result."""
     short_ids: bool = False
     """Whether the ids of calls must be nine letters or digits, as in Mistral's templates."""
+    writes_ids: bool = False
+    """Whether the template writes the ids of calls."""
 
 
 TOOL_VARIABLES = ("tools", "xml_tools")
@@ -74,7 +76,7 @@ UNREAD_FORMATS = (
     ("MiniCPM", re.compile(r"<function name=")),
     ("Solar", re.compile(r"<\|tool_call:begin\|>")),
 )
-"""Formats that rove does not read, and what identifies a call in them."""
+"""Formats that rove does not read, each with a pattern that identifies its calls."""
 READ_FORMATS = (
     "Hermes/Qwen3, Qwen3-Coder/Qwen3.5/Nemotron 3, GLM 4.5, Llama 3 and 4, LFM2, Mistral, DeepSeek V3/V3.1/V3.2, Kimi K2, "
     "Gemma 4, MiniMax M1/M2, Seed-OSS, Cohere Command R7B/A, Granite, Nemotron 2, Apriel"
@@ -116,16 +118,16 @@ def detect_tool_support(render: Render, template: str) -> ToolSupport:
     as_text = {"role": "assistant", "content": tool_format.write([CALL])}
     shows_text = _shows_result(render, as_text, _ANSWER, variables, is_text=True)
     if shows_text and not _is_changed_as_text(render, variables, tool_format):
-        return ToolSupport(tool_format, "", variable, short_ids=short_ids)
+        return ToolSupport(tool_format, "", variable, short_ids=short_ids, writes_ids=_CALL_ID in call_text)
     if _shows_result(render, _CALLING, _ANSWER, variables):
-        return ToolSupport(tool_format, "", variable, keeps_text=False, short_ids=short_ids)
+        return ToolSupport(tool_format, "", variable, False, short_ids, writes_ids=_CALL_ID in call_text)
     return ToolSupport(None, f"it writes calls ({tool_format.name}), but not the results of tools")
 
 
 def _support_of_text(render: Render, template: str, variables: JsonMapping, variable: str) -> ToolSupport:
-    """Return the support of a template that shows tools and leaves the calls to the text of a message, as LFM2's first one.
+    """Return the tool support of a template that shows tools but takes calls from the message text, like LFM2's first template.
 
-    Its source is the only hint of the format, which has to round-trip like any other.
+    Only the template's source hints at the format. The format must round-trip like any other format.
     """
     marked = [tool_format for tool_format in MARKED_FORMATS if tool_format.mark.search(template)]
     tool_format = format_of(template) or next(iter(marked), None)
@@ -157,7 +159,7 @@ def _after_question(text: str) -> str:
 
 
 def _reads_back(tool_format: Format, text: str) -> bool:
-    """Return whether a format reads the probe call in a text, which may go on after the call with the end of the turn."""
+    """Return whether a format reads the probe call in a text. The end of the turn may follow the call in the text."""
     if tool_format.written is not None and not tool_format.written.search(text):
         return False
     _, calls = read_calls(text, tool_format, [NAME], is_cut=True, schemas={NAME: _PARAMETERS})
@@ -171,7 +173,7 @@ def _with_id(id: str) -> tuple[JsonMapping, JsonMapping]:
 
 
 def _is_changed_as_text(render: Render, variables: JsonMapping, tool_format: Format) -> bool:
-    """Return whether a template writes something else than the probe call if the call is given as text.
+    """Return whether a template writes something other than the probe call if the call is given as text.
 
     Cohere's templates put the text of a message between markers of their own, and Gemma 4's hide the tool's result.
     """
@@ -206,7 +208,8 @@ def _shows_result(
 ) -> bool:
     """Return whether a template renders two turns with a call and its result.
 
-    Two, because Mistral's templates count messages without `tool_calls`, and reject the second one after a tool's result.
+    A single turn would not do: Mistral's templates count messages without `tool_calls` and reject the second such message after a
+    tool's result.
     """
     try:
         text = render([_USER, *[message, result] * 2], {**variables, "add_generation_prompt": True})

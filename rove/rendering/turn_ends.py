@@ -1,6 +1,6 @@
 """Find the tokens that end the model's turns: what a chat template writes after a finished message.
 
-The end-of-sequence token of a tokenizer need not be one of them: Phi-3's is <|endoftext|>, but its turns end with <|end|>. See
+A tokenizer's end-of-sequence token need not end turns: for Phi-3 it is <|endoftext|>, but turns end with <|end|>. See
 docs/decisions/turn_ends.md.
 """
 
@@ -18,14 +18,14 @@ _TURN: list[JsonMapping] = [_USER, {"role": "assistant", "content": _REPLY}]
 
 
 class TurnEnds(NamedTuple):
-    """How the model's turns end."""
+    """The tokens that end the model's turns."""
 
     closing: list[int]
     """Tokens with which the chat template closes each message of the model."""
     stop_ids: frozenset[int]
     """Tokens at which sampling stops."""
     end_ids: frozenset[int]
-    """Both together: none of them belongs to the text of a message if it is at its end."""
+    """The `closing` and `stop_ids` tokens together: at the end of a message, these tokens do not belong to its text."""
 
     @property
     def sampled_closing(self) -> list[int]:
@@ -46,8 +46,8 @@ def detect_closing(
         added_tokens: Tokens that the tokenizer adds to the vocabulary of its texts, by id.
 
     Returns:
-        [<|end|>] for Phi-3, [<|END_RESPONSE|>, <|END_OF_TURN_TOKEN|>] for Cohere 2, [] if the template writes none (GLM) or
-        another one after the last message (gpt-oss).
+        [<|end|>] for Phi-3, [<|END_RESPONSE|>, <|END_OF_TURN_TOKEN|>] for Cohere 2, [] if the template writes no such token
+        (GLM) or a different token after the last message (gpt-oss).
     """
     # Gemma's line breaks are added tokens, too, but sampling must not stop after a line.
     marks = {id for id, token in added_tokens.items() if str(token).strip()}
@@ -64,7 +64,8 @@ def detect_closing(
 
 
 def opening_after(render: Callable[[Sequence[JsonMapping]], str], whole: str, messages: Sequence[JsonMapping]) -> str:
-    """Return the text that a template writes after a finished conversation if another message follows; "" if it changes more.
+    """Return the text that a template writes after a finished conversation if another message follows; "" if it also changes
+    earlier text.
 
     GLM's turns end with the token that opens the next message: <|observation|> after a call, else <|user|>.
     """

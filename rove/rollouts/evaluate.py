@@ -1,4 +1,4 @@
-"""Evaluate a model in an environment, generate rollouts, make a dataset from them."""
+"""Evaluate a model in an environment, generate rollouts, and make a dataset from them."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ from rove.statistics.summary import RewardErrors
 T = TypeVar("T", bound=RolloutRecord | Outcome)
 
 MIN_ROLLOUTS_FOR_SHARE = 20
-"""Number of finished rollouts from which a `max_errors` below 1 (a share) applies."""
+"""Minimum number of finished rollouts for a `max_errors` below 1 (a share) to apply."""
 
 
 class Options(Settings, frozen=True, kw_only=True):
-    """How to run an evaluation: the keyword arguments of `generate` and `evaluate`.
+    """Options for running an evaluation: the keyword arguments of `generate` and `evaluate`.
 
     Raises:
-        ConfigError: a value is out of range, or a budget or a cost is limited without a price.
+        ConfigError: a value is out of range, or a budget or a maximum cost is set without a price.
     """
 
     num_examples: CountOrAll = -1
-    """Number of rows from the start of the dataset, or after those that are skipped."""
+    """Number of rows from the start of the dataset, or after the skipped rows."""
     skip_examples: NonNegativeInt = 0
     """Number of rows to skip at the start of the dataset, such as rows that were used to choose the model."""
     rollouts_per_example: PositiveInt = 1
-    """Rollouts per example (group size)."""
+    """Number of rollouts per example (group size)."""
     sampling_args: JsonObject = {}
     """Sampling parameters with OpenAI's names; they override the environment's."""
     max_concurrent: PositiveInt | None = None
     """Maximum concurrent rollouts. Default: the client's recommendation."""
     max_scoring: PositiveInt | None = None
-    """Maximum rollouts scored concurrently; None = no limit."""
+    """Maximum number of rollouts scored concurrently; None = no limit."""
     limits: Limits = Limits()
     """Limits of one rollout."""
     price: Price | None = None
@@ -68,26 +68,31 @@ class Options(Settings, frozen=True, kw_only=True):
     """Prices of the tokens of model roles, such as {"judge": …}, for the summary and for `budget` in this session."""
     budget: PositiveFloat | None = None
     """Maximum cost of the whole run, including earlier sessions and failed rollouts. When it is spent, no further rollout
-    starts; running ones are finished."""
+    starts; running rollouts are finished."""
     max_errors: PositiveFloat | None = None
-    """Stop when more rollouts failed than this: a count if 1 or more, else a share of the finished rollouts (from the
-    20th on). Finished rollouts are kept."""
+    """Stop when more rollouts than this number have failed. A value below 1 is a share of the finished rollouts, which applies
+    from the 20th rollout on. Finished rollouts are kept."""
     fail_fast: bool = False
     """Raise at the first failed rollout instead of recording it."""
     seed: NonNegativeInt = 0
-    """Random seed; the same seed, data and answers give the same rollouts."""
+    """Random seed; with the same seed, data and answers, the rollouts are the same."""
     train: bool = False
     """Use the training rows instead of the evaluation rows."""
     pass_threshold: FiniteFloat = 1.0
-    """A rollout passes, for pass@k, when its reward is at least this."""
+    """Minimum reward of a passing rollout, for pass@k."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         SamplingParams.from_args(self.sampling_args)
 
+    def check_price(self) -> None:
+        """Check that a limit of the cost comes with a price."""
+        if self.price is None and (self.budget is not None or self.limits.max_cost is not None):
+            raise ConfigError("a budget or a max_cost needs a price: input and output, per million tokens")
+
     @property
     def last_example(self) -> int:
-        """The number of rows of the dataset up to the last one that is evaluated; -1 = all."""
+        """The number of rows of the dataset up to the last row that is evaluated; -1 = all."""
         return -1 if self.num_examples < 0 else self.skip_examples + self.num_examples
 
     def count_examples(self, env: Environment) -> int | None:
@@ -105,8 +110,7 @@ class _Evaluation:
         self.model = model
         self.options = options
         self.run = run
-        if options.price is None and (options.budget is not None or options.limits.max_cost is not None):
-            raise ConfigError("a budget or a max_cost needs a price: input and output, per million tokens")
+        options.check_price()
         # Used tokens include those of failed attempts in earlier sessions, which were paid for as well.
         lines, used = run.ledger() if run is not None else ({}, Usage())
         self.finished_lines = {(key, index): line for (_, key, index), line in lines.items() if not line.failed}
@@ -157,7 +161,9 @@ class _Evaluation:
             self.run.append_rollout(record, line)
 
     def _missing(self) -> Iterator[list[Job]]:
-        """Yield the groups left to run (whole groups if they are scored together); remember the offsets of finished rollouts."""
+        """Yield the groups that are left to run (whole groups if they are scored together); store the offsets of finished
+        rollouts.
+        """
         options, together = self.options, self.env.scoring_rubric.has_group_rewards
         examples = self.env.examples(options.last_example, options.train)
         groups = plan(examples, options.rollouts_per_example, options.seed)
@@ -185,8 +191,8 @@ class _Evaluation:
             )
 
     def _was_scored_together(self, group: Sequence[Job]) -> bool:
-        """Return whether all lines of a finished group come from the same attempt, not from two attempts of which the
-        later was interrupted.
+        """Return whether all lines of a finished group come from the same attempt, and not from two attempts with the later one
+        interrupted.
         """
         return are_consecutive([self.finished_lines[job.key, job.index] for job in group])
 
@@ -257,10 +263,10 @@ async def generate(
         >>> records = await rove.generate(env, client, num_examples=10, rollouts_per_example=4)
 
     Args:
-        env: A rove environment, or one of another library with a method `__rove_environment__`.
+        env: A rove environment, or an environment of another library with a method `__rove_environment__`.
         client: Client of the model, or an `openai.AsyncOpenAI` object.
-        model: Name of the model, for endpoints that serve several.
-        on_record: Called with every record, including those already in the folder, in no particular order.
+        model: Name of the model, for endpoints that serve several models.
+        on_record: Called with every record, including records that are already in the folder, in no particular order.
         options: The fields of `Options`, and `run`: a run folder or a started `Run`, to which finished rollouts are written;
             rollouts already in it are not run again. A folder with another identity is refused (see `run_identity`).
 
@@ -341,7 +347,8 @@ async def evaluate(
 
 
 def run_identity(env: Environment, client: Client | None, model: str, options: Options) -> Identity:
-    """Return what must stay the same when a run continues: environment (version and code), model (weights), sampling parameters.
+    """Return the values that must be the same when a run continues: environment (version and code), model (weights), sampling
+    parameters.
 
     The numbers of examples and of rollouts per example may change: missing rollouts are run.
     """
@@ -357,6 +364,15 @@ def run_identity(env: Environment, client: Client | None, model: str, options: O
     }
 
 
+def as_model_client(client: AnyClient) -> Client:
+    """Return a rove client for an `openai.AsyncOpenAI` object; a rove client is returned as it is."""
+    if isinstance(client, Client):
+        return client
+    from rove.clients.openai import as_client  # loads aiohttp, which scripted and embedded clients do not need
+
+    return as_client(client)
+
+
 @contextmanager
 def _opened(env: Environment, client: AnyClient, model: str, arguments: EvaluationOptions) -> Generator[_Evaluation]:
     values: dict[str, object] = {**arguments}
@@ -368,10 +384,7 @@ def _opened(env: Environment, client: AnyClient, model: str, arguments: Evaluati
             f"unknown setting '{name}'; it is a sampling parameter: sampling_args={{'{name}': {values[name]!r}}}"
         )
     options = convert(Options, {name: value for name, value in values.items() if value is not None})
-    if not isinstance(client, Client):
-        from rove.clients.openai import as_client  # loads aiohttp, which scripted and embedded clients do not need
-
-        client = as_client(client)
+    client = as_model_client(client)
     if run is None or isinstance(run, Run):
         yield _Evaluation(env, client, model, options, run)
         return
@@ -390,7 +403,7 @@ def make_dataset(
         >>> rows = rove.make_dataset(records, min_reward=1.0, filter="not is_truncated")
 
     Args:
-        records: The rollouts; failed ones are left out.
+        records: The rollouts; failed rollouts are left out.
         min_reward: Minimum reward. Default: no limit.
         filter: Expression that rollouts must fulfill, like "metrics.win > 0 and not is_truncated" (see
             `rove.rollouts.filters.Filter`). Default: none.

@@ -67,7 +67,7 @@ class Check(msgspec.Struct):
     total: int = 0
     """Number of conversations that offered the opportunity."""
     seen: int = 0
-    """Number of answers that took it."""
+    """Number of answers that took the opportunity."""
 
 
 class ExhaustiveResult(msgspec.Struct, frozen=True):
@@ -76,13 +76,13 @@ class ExhaustiveResult(msgspec.Struct, frozen=True):
     lines: int
     """Number of games."""
     conversations: int
-    """Distinct conversations that the model answered."""
+    """Number of distinct conversations that the model answered."""
     counts: dict[str, int]
     """Number of games in which a reward function or metric is positive."""
     expected: dict[str, float]
     """Exact mean of each reward function and metric against a uniformly random opponent."""
     checks: dict[str, Check]
-    """Counts over the distinct conversations."""
+    """Counts of each kind of opportunity over the distinct conversations."""
 
 
 class Missed(NamedTuple):
@@ -94,7 +94,7 @@ class Missed(NamedTuple):
 
 
 class Goals(Settings, frozen=True, kw_only=True):
-    """Goals of an exhaustive evaluation. Without goals, a result misses none.
+    """Goals of an exhaustive evaluation. If no goals are set, every result reaches them.
 
     Example:
         >>> Goals(never=["lost", "invalid_move"], expected={"won": 0.97})
@@ -129,7 +129,7 @@ class Goals(Settings, frozen=True, kw_only=True):
 
 
 class _CachingClient:
-    """A client that sends each conversation once, with a seed derived from it, and reuses the response."""
+    """A client that sends each conversation once, with a seed derived from the conversation, and reuses the response."""
 
     def __init__(self, client: Client):
         self.client = client
@@ -250,7 +250,7 @@ async def measure_exhaustively(
     Returns:
         `lines`, the number of games; `lines/NAME`, the number of games with a positive reward function or metric;
         `reward/mean`, `reward/NAME` and `metrics/NAME`, exact means against a uniformly random opponent; `checks/NAME`, the
-        fraction of opportunities that the model took; `missed`, the summed shortfalls in games, answers and percentage points.
+        fraction of opportunities that the model took; `missed`, the sum of all shortfalls (games, answers and percentage points).
     """
     lines = await play_all_games(env, client, sampling_params, seed=seed)
     summary = summarize(env, lines)
@@ -274,7 +274,7 @@ class EvaluationKind(NamedTuple):
     goals: type[msgspec.Struct]
     """Type of the `goals` table."""
     check: Callable[[Environment], object]
-    """Raises a ConfigError if the environment does not support this kind."""
+    """Function that raises a ConfigError if the environment does not support this kind."""
     measure: Callable[[Environment, Client, SamplingParams, Any, int], Awaitable[dict[str, float]]]
     """(environment, client, sampling parameters, goals, seed) → metrics; raises a RolloutError if a rollout fails."""
 

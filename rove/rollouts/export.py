@@ -47,11 +47,11 @@ def dataset_row(record: RolloutRecord, scores: Scores) -> Row:
 class RunRows:
     """Rows of the scored rollouts of a run that pass a filter, read from disk each time they are iterated.
 
-    The rollouts are those of `Run.finished()`. Memory grows by a few numbers per rollout, never by texts.
+    The rollouts come from `Run.finished()`. Memory grows by a few numbers per rollout, never by texts.
 
     Args:
         passes: Whether to include a rollout. Default: include all scored rollouts.
-        tags: Only rollouts with one of these tags (`rove view --annotate`). Default: all.
+        tags: Include only rollouts with at least one of these tags (see `rove view --annotate`). Default: all.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RunRows:
         lines, _ = run.ledger()
         self._line_numbers = {line.number for line in lines.values() if not line.failed}
         self.scored = len(self._line_numbers)
-        """Number of rollouts to choose from."""
+        """Number of scored rollouts, before the filter."""
         self.failed = len(lines) - self.scored
         """Number of failed rollouts."""
         if not self._line_numbers:
@@ -122,12 +122,13 @@ COLUMNS = (
 def write_rows(rows: Iterable[Row], path: Path, form: str = "jsonl") -> int:
     """Write rows to a file or a folder, which appears only when complete; return the number of rows.
 
-    In parquet and hf-dir `info` (and `tools`, where there are any) is JSON text, since columns have one type and every row's
-    info may look different; rove reads it back as a dict. CSV has a column `metrics.NAME` for each reward function and
-    metric; a prompt or completion of one text message is that text, any other is its messages as JSON.
+    In the forms parquet and hf-dir, `info` (and `tools`, if there are any) is JSON text, because a column has one type but the
+    info of every row may have another structure; rove reads it back as a dict. CSV has a column `metrics.NAME` for each reward
+    function and metric. In CSV, a prompt or completion of one text message is stored as this text, and any other as JSON
+    messages.
 
     Args:
-        path: Replaced if it exists; a folder is replaced only if it holds a dataset.
+        path: The file or folder, which is replaced if it exists; a folder is replaced only if it holds a dataset.
     """
     check_target(path, form)
     if next(iter(rows), None) is None:
@@ -148,7 +149,7 @@ def check_target(path: Path, form: str) -> None:
 
 
 def push(path: Path, name: str) -> str:
-    """Upload a dataset folder to the Hugging Face Hub, where a new dataset is private; returns its address."""
+    """Upload a dataset folder to the Hugging Face Hub, where a new dataset is private; return its address."""
     check_name(name)
     datasets = _hf("datasets", "hf-dir")
     try:
@@ -270,7 +271,7 @@ class Format(NamedTuple):
     load: str
     """Python expression that loads a file or folder; {} stands for its path."""
     needs_datasets: bool = False
-    """Whether the package `datasets` is needed to write it."""
+    """Whether the package `datasets` is needed to write this format."""
 
 
 FORMATS = {
@@ -279,7 +280,7 @@ FORMATS = {
     "parquet": Format(_write_parquet, ".parquet", 'datasets.load_dataset("parquet", data_files="{}")', True),
     "hf-dir": Format(_write_folder, "", 'datasets.load_from_disk("{}")', True),
 }
-"""The formats of `rove export --to`. A new one needs only an entry here, and its `write` function."""
+"""The formats of `rove export --to`. A new format needs only an entry here and its `write` function."""
 
 
 # Columns: one type for all rows, found by reading all of them once

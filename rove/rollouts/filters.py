@@ -66,7 +66,7 @@ def merged_metrics(scores: Scores) -> dict[str, float]:
 def visible(record: RolloutRecord, scores: Scores) -> JsonObject:
     """Return the names and values that an expression can use for a scored rollout.
 
-    `metrics` has every function of the rubric by name, with any weight, as in dataset rows; `rewards` has only those
+    `metrics` has every function of the rubric by name, with any weight, as in dataset rows; `rewards` has only the functions
     with a weight other than 0.
     """
     return {
@@ -158,7 +158,7 @@ class Filter:
 
 
 def _field_of(node: ast.AST) -> tuple[str, object] | None:
-    """("metrics", "win") of `metrics.win` and of `metrics['win']`."""
+    """Return ("metrics", "win") for `metrics.win` and for `metrics['win']`."""
     if isinstance(node, ast.Attribute):
         table, field = node.value, node.attr
     elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
@@ -171,7 +171,7 @@ def _field_of(node: ast.AST) -> tuple[str, object] | None:
 
 
 def _tested_fields(node: ast.Compare) -> list[Any]:
-    """["win"] of `'win' in metrics` and of `'win' not in metrics`."""
+    """Return ["win"] for `'win' in metrics` and for `'win' not in metrics`."""
     if isinstance(node.left, ast.Constant) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
         return [node.left.value]
     return []

@@ -54,7 +54,7 @@ async def run_groups(
     Args:
         sampling: Sampling parameters. Default: the environment's.
         max_concurrent: Maximum concurrent rollouts. Default: the client's recommendation.
-        max_scoring: Maximum rollouts scored concurrently. Default: no limit.
+        max_scoring: Maximum number of rollouts scored concurrently. Default: no limit.
         keep: Called with each final record and, if it is encoded already, its line in rollouts.jsonl, in order within a group,
             even if the generator is closed early.
         for_training: Fail rollouts whose agent uses sampling parameters that the loss does not support; see
@@ -94,8 +94,9 @@ class _Pool:
     """Workers that each run one rollout after another.
 
     Args:
-        env, client: Their capacities limit new rollouts. The environment's capacity is acquired first, so that the
-        client's is not held idle.
+        env, client: Environment and client, whose capacities limit new rollouts. The environment's capacity is acquired first,
+        so that
+            the client's capacity is not held idle.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class _Pool:
         self._waiting: set[asyncio.Task[Any]] = set()  # workers that wait for capacity
 
     async def worker(self) -> None:
-        """Run rollouts until none is left."""
+        """Run rollouts until no rollout is left."""
         reservation, this_task = _Reservation(self.limiter), asyncio.current_task()
         assert this_task is not None
         try:
@@ -193,7 +194,7 @@ class _Reservation:
 
 
 class _Unit(msgspec.Struct):
-    """Jobs that are scored together, and the results of the finished ones by position."""
+    """Jobs that are scored together, and the results of the finished jobs by position."""
 
     jobs: Sequence[Job]
     finished: dict[int, tuple[State, Scores | None]] = {}
@@ -207,7 +208,7 @@ class _Unit(msgspec.Struct):
         temperature: float | None,
         step: int | None,
     ) -> list[FinalRecord]:
-        """Add a scored rollout, and score the group after its last one; return the records that are final then."""
+        """Add a scored rollout; after the last rollout of a group, score the group. Return the records that are now final."""
         self.finished[position] = state, scores_after_cleanup(state, scores)
         if len(self.finished) < len(self.jobs):
             return []
@@ -219,7 +220,7 @@ class _Unit(msgspec.Struct):
 
 
 def _units(groups: Iterable[Sequence[Job]], scored_together: bool) -> Iterator[tuple[_Unit, int]]:
-    """Yield the unit of every job, and the job's position in it; without group rewards, each job is a unit of its own."""
+    """Yield the unit of every job, and the job's position in it; without group rewards, each job is a separate unit."""
     for jobs in groups:
         if not scored_together:
             for job in jobs:

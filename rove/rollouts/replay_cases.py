@@ -48,13 +48,13 @@ async def run_replay_cases(
 ) -> AsyncIterator[ReplayCase]:
     """Replay recorded games one after another, each on its own example.
 
-    If a person was the opponent, the replay repeats the recorded moves in recorded positions and uses reproducible random
-    legal moves in others. If a person answered in a model role, the replay repeats the recorded answers in recorded
-    conversations and queries the environment's client in others.
+    If a person was the opponent, the replay repeats the recorded moves in recorded positions and uses reproducible random legal
+    moves in other positions. If a person answered in a model role, the replay repeats the recorded answers in recorded
+    conversations and queries the environment's client in other conversations.
 
     Args:
         env: The environment; it is not changed.
-        recorded: The games; failed ones are skipped.
+        recorded: The games; failed games are skipped.
         role: Name, or a pattern of names, of the model roles in which the person answered.
     """
     # By the content of an example: its number in the dataset depends on the environment's arguments.

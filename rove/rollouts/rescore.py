@@ -46,7 +46,8 @@ LIMITS = frozenset(
         "timeout_reached",
     }
 )
-"""Stop conditions that rove sets, not the environment; a replay ends where the rollout did, with the same condition."""
+"""Stop conditions that rove sets, not the environment; a replay ends at the same point as the rollout, with the same condition.
+"""
 MAX_QUOTED_CHARS = 100
 """Maximum characters of a message that an error quotes."""
 
@@ -70,9 +71,9 @@ async def rescore(
     """Score the rollouts of an evaluation again by replaying them with their recorded answers.
 
     Records keep their answers, tokens, usage and times; scores and scoring times are new. A rollout that ended at a
-    limit ends at the same point again. If the environment's messages differ from the recorded ones (its rules or data
-    have changed, or a tool is not deterministic), the rollout fails with a `ReplayError`. Failed rollouts and those of
-    examples that are no longer in the dataset are left out and counted.
+    limit ends at the same point again. If the environment's messages differ from the recorded messages (its rules or data have
+    changed, or a tool is not deterministic), the rollout fails with a `ReplayError`. Failed rollouts, and rollouts of examples
+    that are no longer in the dataset, are left out and counted.
 
     Example:
         >>> result = await rove.rescore(env, rove.Run("runs/old"), into="runs/rescored")
@@ -82,13 +83,13 @@ async def rescore(
         source: The run of an evaluation.
         into: A run folder, or a started `Run`. Rollouts already in it are not replayed, unless they have changed in `source`.
         max_concurrent: Maximum concurrent replays. Default: 32.
-        max_scoring: Maximum rollouts scored concurrently. Default: no limit.
-        on_record: Called with every new record, and with an `Outcome` for those already in `into`.
-        price, pass_threshold: For the summary, see `rove.rollouts.evaluate.Options`. Default: those of `source`.
+        max_scoring: Maximum number of rollouts scored concurrently. Default: no limit.
+        on_record: Called with every new record, and with an `Outcome` for each rollout that is already in `into`.
+        price, pass_threshold: Settings of the summary; see `rove.rollouts.evaluate.Options`. Default: the settings of `source`.
         overwrite: Discard the content of the folder `into`.
 
     Returns:
-        A result as from `rove.evaluate`, with `rescored`: `source`, and the numbers of rollouts that are left out.
+        A result as from `rove.evaluate`. Its field `rescored` has `source` and the numbers of rollouts that are left out.
 
     Raises:
         ConfigError: `into` is `source`, or a number is not positive.
@@ -231,7 +232,7 @@ class _Recorded:
                 self.failed += 1
 
     def groups(self, env: Environment) -> Iterator[list[Job]]:
-        """Yield the rollouts of every example that is still in the dataset; then set `gone` to the number of others."""
+        """Yield the rollouts of every example that is still in the dataset; then set `gone` to the number of other rollouts."""
         train = bool(self.config.get("train"))
         endless = env.count_examples(-1, train) is None
         remaining = set(self._offsets)
@@ -298,7 +299,7 @@ class _Replay(Environment):
         await self.env.clean_up(state)
 
     def finished(self, record: RolloutRecord) -> RolloutRecord:
-        """Return the new record with the times and the temperature of the old one. Releases the old record."""
+        """Return the new record with the times and the temperature of the old record; release the old record."""
         old = self._expected.pop(derive_seed(self.recorded.seed, record.example_key, record.rollout_index))
         timing = Timing(old.timing.total, record.timing.model, record.timing.scoring)
         return msgspec.structs.replace(record, timing=timing, temperature=old.temperature)
@@ -307,7 +308,7 @@ class _Replay(Environment):
 class _Answers:
     """The client of one replay: it gives the recorded answers to the recorded prompts.
 
-    Requests of concurrent conversations (see `RLMEnv`) may come in a different order than recorded.
+    Requests of concurrent conversations (see `RLMEnv`) may arrive in another order than the recorded one.
     """
 
     max_concurrent = 1
@@ -339,14 +340,14 @@ class _Answers:
         """Do nothing; there are no resources."""
 
     def check_end(self, state: State, by_limit: bool) -> None:
-        """Check that a replay ended like the recorded rollout, and set the stop condition of a limit.
+        """Check that a replay ended like the recorded rollout; if it ended at a limit, set the stop condition.
 
         Args:
             state: State of the replay.
             by_limit: Whether the replay ended at a request that a limit had refused.
 
         Raises:
-            ReplayError: the end differs.
+            ReplayError: the replay ended differently.
         """
         record, turns = self.record, len(self.record.steps)
         with phase("replay"):

@@ -30,7 +30,7 @@ from rove.core.messages import Message, Messages, text_of
 from rove.core.model_roles import RoleClients, query
 from rove.core.plain import MessageDict, Row
 from rove.core.protocols import Client, Limits, Request, Response, SamplingParams
-from rove.core.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
+from rove.core.records import PROMPT_TOO_LONG, ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
 from rove.core.state import Bookkeeping, State, bookkeeping, prompt_of
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment, Turn, messages_of, offered_tools, take_result
@@ -80,7 +80,7 @@ class Allowance(msgspec.Struct, frozen=True):
         Args:
             steps: Steps of the conversation, for the limit of turns.
             conversations: Steps of all conversations of the rollout if there are several, for the limits of tokens and cost.
-            under_way: Turns of the conversation that have started and have no step yet.
+            under_way: Number of turns of the conversation that have started but have no step yet.
         """
         limits = self.limits
         if limits.max_turns is not None and len(steps) + under_way >= limits.max_turns:
@@ -127,13 +127,13 @@ class _counted:  # a class: a generator with `contextmanager` takes several time
 def _continued(
     steps: Sequence[TrajectoryStep], messages: Sequence[object]
 ) -> tuple[TrajectoryStep | None, list[dict[str, object]]]:
-    """Return the step that a conversation continues: the step that shares the most messages with its beginning (the
-    last of equals).
+    """Return the step that a conversation continues: the step that shares the most messages with the conversation's beginning (of
+    equally good steps, the last).
 
     An agent may go back to an earlier message, or alternate between conversations, so this is not always the last step.
 
     Returns:
-        The step, and the shared messages; reusing these objects saves memory.
+        The step, and the shared messages as objects of the step; reusing them saves memory.
     """
     continued_step: TrajectoryStep | None = None
     shared: list[MessageDict] = []
@@ -281,7 +281,7 @@ async def finished_rollout(
 ) -> AsyncGenerator[State]:
     """Run one rollout; score it in the `async with` block. The `@cleanup` methods run at the end of the block.
 
-    docs/decisions/cleanup.md explains this order: reward functions may read what a cleanup releases.
+    docs/decisions/cleanup.md explains this order: reward functions may use resources that a cleanup releases.
 
     Errors of the rollout and of the cleanup are recorded in its state instead of raised; see `scores_after_cleanup`.
     """
@@ -321,7 +321,7 @@ async def _run(env: Environment, job: Job, state: State, turn: Turn, timeout_sec
 
 
 class _timed:
-    """Add the wall time of this block to that of the rollout."""
+    """Add the wall time of this block to the rollout's wall time."""
 
     __slots__ = ("rollout", "started")
 
@@ -349,7 +349,7 @@ async def run_with_limits(timeout_seconds: float | None, state: State, run: Call
         async with limit:
             await run()
     except OverlongPromptError:
-        rollout.stop_condition, rollout.is_truncated = "prompt_too_long", True
+        rollout.stop_condition, rollout.is_truncated = PROMPT_TOO_LONG, True
     except LimitReachedError as reached:
         rollout.stop_condition, rollout.is_truncated = str(reached), rollout.is_truncated or reached.truncated
     except TimeoutError as error:
@@ -400,7 +400,7 @@ class _contained:
 
 
 def error_info(error: BaseException) -> ErrorInfo:
-    """Return an exception as data; an exception of a worker as it was in the worker."""
+    """Return an exception as data; for an exception in a worker process, the data describe the original exception."""
     if isinstance(error, RemoteError) and error.type:
         return ErrorInfo(phase_of(error), error.type, error.args[0], error.traceback)
     attempts = list(error.attempts) if isinstance(error, Error) else []
@@ -421,8 +421,8 @@ async def score(env: Environment, state: State) -> Scores | None:
 
 
 async def score_group(env: Environment, states: Sequence[State], scores: list[Scores | None]) -> list[Scores | None]:
-    """Add group rewards, which see successful rollouts only. If a group reward raises, all of these rollouts fail with
-    its error.
+    """Add group rewards, which get only successful rollouts. If a group reward raises an error, all of these rollouts fail with
+    it.
     """
     scored = {position: member for position, member in enumerate(scores) if member is not None}
     if not scored or not env.scoring_rubric.has_group_rewards:
@@ -473,15 +473,18 @@ class FinalRecord(NamedTuple):
 
     record: RolloutRecord
     line: bytes | None = None
-    """Its line in rollouts.jsonl, if it is encoded already; encoding a game of Tic-Tac-Toe again for the file takes 25 µs."""
+    """The record's line in rollouts.jsonl, if it is encoded already; encoding a game of Tic-Tac-Toe again for the file takes 25
+    µs."""
 
 
 def try_record(
     job: Job, state: State, scores: Scores | None, temperature: float | None, step: int | None
 ) -> FinalRecord:
-    """Return the record of a rollout; if it cannot be written to a run folder and read back, a record of that error.
+    """Return the record of a rollout. If the record cannot be written to a run folder and read back, return a record of this
+    failure.
 
-    Authors write any values into the state (docs/decisions/state.md); one unreadable line would close the whole run folder.
+    Environments may write any values into the state (docs/decisions/state.md), and a single unreadable line would make the
+    whole run folder unusable.
     """
     with _contained(state), phase("rollout"):
         record = make_record(job, state, scores, temperature, step)

@@ -12,7 +12,7 @@ from typing import Any
 from rove.core.errors import ConfigError, nearest
 from rove.core.messages import Message, Messages, as_messages, text_of
 from rove.core.plain import JsonMapping
-from rove.rendering.reasoning import OPENED_REASONING, complete_text
+from rove.rendering.reasoning import OPENED_REASONING
 
 Completion = str | Iterable[JsonMapping]
 """The messages of a model (dicts or `Message`), or a text, which counts as one assistant message."""
@@ -133,7 +133,7 @@ def _messages_by_role(role: str, completion: Completion) -> Messages:
 
 
 def _with_opening_tag(message: Message) -> Message:
-    return Message({**message, "content": complete_text(message, text_of(message))})
+    return Message({**message, "content": f"{message.get(OPENED_REASONING) or ''}{text_of(message)}"})
 
 
 class ThinkParser(Parser):

@@ -232,6 +232,12 @@ class Rubric:
         members_have = any(rubric.has_group_rewards for rubric in self.rubrics)
         return members_have or any(function.is_group for function in self._functions)
 
+    @property
+    def group_reward_names(self) -> list[str]:
+        """Names of the functions that need the whole group."""
+        names = list(chain.from_iterable(rubric.group_reward_names for rubric in self.rubrics))
+        return [*names, *(function.name for function in self._functions if function.is_group)]
+
     async def score_rollout(self, state: State) -> Scores:
         """Score one finished rollout without group functions.
 

@@ -28,7 +28,7 @@ MAX_NOTE_CHARS = 20_000
 MAX_TAGS_PER_CHANGE = 50
 
 Place = tuple[int | None, str, int]
-"""A rollout: training step (None outside of RL), example key, position in its group."""
+"""Key of a rollout: training step (None outside of RL), example key, position in its group."""
 
 
 class RolloutId(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class RolloutId(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Place:
-        """The rollout as a dict key."""
+        """The same values as a dict key."""
         return self.step, self.example_key, self.rollout_index
 
 
@@ -54,7 +54,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     add: list[str] = []
     """Tags to add."""
     remove: list[str] = []
-    """Tags to remove; missing ones are ignored."""
+    """Tags to remove; tags that the rollout does not have are ignored."""
     note: str | None = None
     """New note; "" deletes the note, None leaves it unchanged."""
     rollout: RolloutId | None = None
@@ -101,11 +101,11 @@ class Annotations:
         self.file = folder / FILE
         self.run = Annotation()
         self.rollouts: dict[Place, Annotation] = {}
-        """Annotated rollouts only."""
+        """Annotations of the rollouts that have any."""
         self.bad: list[tuple[int, str]] = []
-        """Numbers of invalid lines, from 1, with the reason."""
+        """Numbers of invalid lines, counted from 1, with the reasons."""
         self.stamp: tuple[int, ...] = ()
-        """Changes with the contents of the file."""
+        """A value that changes when the file's contents change."""
         self.reload()
 
     def reload(self) -> None:

@@ -42,7 +42,7 @@ class RunFiles:
         return self._json("versions.json", list[dict[str, str]], [])
 
     def why_stopped(self) -> str:
-        """Return why the run ended early; "" if it did not or the reason was not recorded."""
+        """Return why the run ended early; "" if it did not end early or the reason was not recorded."""
         return self._json("stopped.json", Stopped, {"why": ""})["why"]
 
     def _json(self, name: str, expected: object, default: object) -> JsonValue:

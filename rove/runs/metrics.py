@@ -1,4 +1,4 @@
-"""The charts of a training run: which metrics share a chart, and the order and names of their curves."""
+"""The charts of a training run: the metrics that share a chart, and the order and names of their curves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Panel(NamedTuple):
     """A chart.
 
     Args:
-        metrics: Regular expression of its metrics; its first group is the name of a curve; without a group, the title
+        metrics: Regular expression for the chart's metrics. Its first group is the name of a curve; without a group, the title
             is the name.
         band: "steps" for a band of the rewards of rollouts, "interval" for the interval of an evaluation.
     """
@@ -50,6 +50,8 @@ PANELS = (
     Panel("Policy", "learning rate", "optim/lr"),
     Panel("Policy", "parity check with vLLM (nats)", "sampler/probe_difference"),
     Panel("Lengths", "length (tokens per rollout)", "length/mean", in_table=True),
+    Panel("Lengths", "held-out length (tokens per rollout)", "eval/(.+)/length/mean", in_table=True),
+    Panel("Lengths", "held-out truncated rollouts (share)", "eval/(.+)/truncated", in_table=True),
     Panel("Lengths", "truncated and failed rollouts", "rollouts/(truncated)|rollouts/(failed)"),
     Panel("Speed", "throughput (trained tokens per second)", THROUGHPUT),
     Panel("Speed", "seconds per step", "time/(.+)"),
@@ -62,8 +64,8 @@ PANELS = (
 def panels(rows: Sequence[Mapping[str, object]]) -> list[JsonObject]:
     """Return the charts for which some rows have metrics.
 
-    Each has `group`, `title`, `band`, `in_table`, `named` (whether its curves have names of their own) and `curves`, which maps
-    metrics to their names.
+    Each chart has `group`, `title`, `band`, `in_table`, `named` (whether its curves have their own names) and `curves`, which
+    maps metrics to their names.
     """
     sizes: dict[str, float] = {}
     for row in rows:
@@ -93,7 +95,7 @@ def _label(panel: Panel, match: re.Match[str], count: int) -> str:
 def with_derived(row: JsonMapping) -> JsonObject:
     """Return a row of metrics with the share of zero-advantage groups, the seconds of the step, and trained tokens per second.
 
-    Sampling and training that overlap count once.
+    Overlapping sampling and training times count once.
     """
     parts = [row.get("time/sampling", 0.0), row.get("time/training", 0.0)]
     if "time/step" in row:

@@ -1,4 +1,4 @@
-"""Tell settings that this user's rove wrote from settings that somebody else wrote.
+"""Distinguish settings that this user's rove wrote from settings that somebody else wrote.
 
 A run folder may come from another person. Its config.toml can name a folder of code, the address of a server, and the variable
 with the API key that is sent there. So rove seals each settings file that it writes into a run folder with a keyed
@@ -37,6 +37,7 @@ HARMLESS = {
     "arch",
     "backend",
     "column",
+    "equal_best",
     "keep_best",
     "metric",
     "model",
@@ -53,7 +54,7 @@ HARMLESS_TABLES = {"baseline", "columns", "exhaustive", "goals", "references", "
 RISKY_TABLES = {"adapters", "env_args"}
 """Tables whose texts all count, because their names are free and the reader decides what they mean."""
 HARMLESS_WORDS = {"advantage_estimator", "chat_template", "env", "kind"}
-"""Text settings that are harmless if they are a bare name: one with "/", "\\" or ":" names a file or a function."""
+"""Text settings that are harmless if they are a bare name; a value with "/", "\\" or ":" names a file or a function."""
 RISKY_FLAGS = {"trust_remote_code"}
 """Settings that are risky unless they are false."""
 
@@ -105,7 +106,7 @@ def foreign_settings(
 
     Args:
         kind: The struct of these settings, for its defaults.
-        overridden: Settings that are overridden, so that the file's values for them do not count.
+        overridden: Settings whose values in the file do not count because they are overridden.
     """
     if not is_in_run_folder(file) or is_own(file):
         return {}

@@ -2,7 +2,7 @@
 
 runs/<name>/
   config.toml      the resolved configuration; its identity determines whether a run can be resumed
-  versions.json    versions of the software that wrote it
+  versions.json    versions of the software that wrote the run
   rollouts.jsonl   one line per finished rollout, appended and flushed
   metrics.jsonl    one line per training step
   alerts.jsonl     one line per training alert: step, name, message
@@ -100,7 +100,7 @@ class Line(NamedTuple):
 
     number: int
     offset: int
-    """Position in bytes."""
+    """Position of the line in bytes."""
     failed: bool
 
 
@@ -142,7 +142,7 @@ class Run(RunFiles):
             overwrite: Delete the existing run first.
 
         Raises:
-            RunError: Another process writes to the folder, or it holds a run with another identity or other files.
+            RunError: Another process writes to the folder, or the folder holds a run with another identity or other files.
         """
         if not is_text(str(self.path)):
             raise RunError(
@@ -207,7 +207,7 @@ class Run(RunFiles):
             ) from error
 
     def _check_files(self) -> None:
-        """Refuse links, pipes and devices wherever rove writes; other libraries write to the excluded folders."""
+        """Refuse links, pipes and devices in places where rove writes; other libraries write to the excluded folders."""
         for path in self.path.iterdir():
             name = path.name.removeprefix(".").removesuffix(".draft").removesuffix(".old")
             if name in OWNED and name not in ("tensorboard", "wandb", "vllm"):
@@ -253,11 +253,11 @@ class Run(RunFiles):
     # Append-only files, one line per entry
 
     def append_rollout(self, record: RolloutRecord, line: bytes | None = None) -> None:
-        """Write a finished rollout; it survives a kill of the process after this returns.
+        """Write a finished rollout. After the call, the rollout is kept even if the process is killed.
 
         Args:
             record: The rollout.
-            line: Its line, if it is encoded already.
+            line: The encoded line of the rollout, if it exists already.
         """
         self._append("rollouts.jsonl", encode_record(record) if line is None else line)
 
@@ -357,7 +357,7 @@ class Run(RunFiles):
         """Write checkpoint `name` with checksums, atomically: `write` fills a draft folder, which is then renamed.
 
         Raises:
-            RunError: It cannot be written, for example because the disk is full.
+            RunError: The folder cannot be written, for example because the disk is full.
         """
         target = self.path / "checkpoints" / name
         with _saving(target) as draft:
@@ -371,7 +371,7 @@ class Run(RunFiles):
         """Write the trained model to `final/` atomically.
 
         Raises:
-            RunError: It cannot be written, for example because the disk is full.
+            RunError: The folder cannot be written, for example because the disk is full.
         """
         target = self.path / "final"
         with _saving(target) as draft:
@@ -504,8 +504,10 @@ def stopped_report(folder: Path, error: BaseException, resume_command: str = "")
     Args:
         folder: The run folder.
         error: The exception that ended the run.
-        resume_command: Shell command that resumes the run; "" if there is none. Returns:
-        `why`; `rollouts`, their number; `step`, the last training step; `resume`, the command.
+        resume_command: Shell command that resumes the run; "" if there is none.
+
+    Returns:
+        The reason (`why`), the number of `rollouts`, the last training `step`, and the command `resume`.
     """
     report: dict[str, object] = {"why": end_reason(error)}
     with suppress(OSError, msgspec.MsgspecError):  # a damaged file must not hide the reason
@@ -539,7 +541,7 @@ def remove_without_results(created: Sequence[Path]) -> bool:
 
 
 def _count_lines(file: Path) -> tuple[int, bytes]:
-    """Return the number of complete lines of a file, and the last of them; (0, b"") if it does not exist."""
+    """Return the number of complete lines of a file, and the last complete line; (0, b"") if the file does not exist."""
     count, last = 0, b""
     if file.exists():
         with file.open("rb") as lines:

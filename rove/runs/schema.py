@@ -14,7 +14,7 @@ from rove.core.plain import Arguments, JsonObject, JsonValue, is_list, is_mappin
 T = TypeVar("T")
 
 MAX_DEPTH = 50
-"""Nesting limit of tables and lists."""
+"""Maximum nesting depth of tables and lists."""
 MAX_INTEGER = 1 << 63
 """Integers must be smaller than this, as in TOML and SQLite."""
 

@@ -1,8 +1,8 @@
 """Encode records as lines of JSON.
 
-In memory every step has its whole prompt. On disk a step that extends the previous one has only the new messages and tokens, so
-that a rollout of T turns takes O(T) space (docs/decisions/disk_steps.md). `decode_record` restores the record, except for values
-that JSON cannot represent. The other decoders read fewer fields and are faster, because resuming and listing read every
+In memory, every step has its whole prompt. On disk, a step that extends the previous step has only the new messages and tokens,
+so that a rollout of T turns takes O(T) space (docs/decisions/disk_steps.md). `decode_record` restores the record, except for
+values that JSON cannot represent. The other decoders read fewer fields and are faster, because resuming and listing read every
 line of large files.
 """
 
@@ -23,7 +23,7 @@ def _extends(longer: list[JsonValue], shorter: list[JsonValue]) -> bool:
 
 
 class _StoredStep(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A step on disk: `shared_*` leading items are those of the previous step (its prompt, then its completion)."""
+    """A step on disk. Its first `shared_*` items equal the items of the previous step (its prompt, then its completion)."""
 
     completion: list[MessageDict]
     prompt: list[MessageDict] = []
@@ -88,7 +88,7 @@ class _StoredVersion(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Identity, error and usage of the rollout of a line."""
+    """Identity, error and usage of the rollout in a line."""
 
     example_key: str
     rollout_index: int
@@ -163,13 +163,13 @@ def _restore(stored: list[_StoredStep]) -> list[TrajectoryStep]:
 
 
 MAX_DEPTH = 100
-"""Maximum levels of nesting that are written; deeper values become texts."""
+"""Maximum nesting depth that is written; deeper values become texts."""
 MAX_INTEGER = 1 << 63
-"""Larger integers become texts."""
+"""Integers of this size or larger become texts."""
 
 
 def _storable(value: object, parents: tuple[int, ...] = ()) -> object:
-    """Return a value that JSON can represent: numpy and torch values as plain ones, lone surrogates as "?".
+    """Return a value that JSON can represent: numpy and torch values become plain values, and lone surrogates become "?".
 
     Huge integers, structures that contain themselves, and values nested more deeply than `MAX_DEPTH` become texts.
     """
@@ -216,7 +216,7 @@ def encode_record(record: RolloutRecord) -> bytes:
 
 
 class _CheckedRecord(RolloutRecord, frozen=True, kw_only=True):
-    """A record whose renderings are not decoded: with their cells, decoding a line took twice as long."""
+    """A record whose renderings are not decoded, because decoding their cells took as long as the rest of the line."""
 
     renderings: dict[int, msgspec.Raw] = {}  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -264,7 +264,7 @@ def decode_outcome(line: bytes) -> Outcome:
 
 
 def decode_listing(line: bytes) -> RolloutListing:
-    """Return the rollout of a line as shown in lists, about as fast as its outcome."""
+    """Return the rollout of a line as shown in lists, about as fast as `decode_outcome`."""
     try:
         listed = _with_turns(_decoded(_listed_decoder, line))
     except RunError:  # a later version may have other fields: then "upgrade rove" is the better message
@@ -292,7 +292,7 @@ def _with_turns(stored: JsonValue) -> JsonValue:
 
 
 def decode_place(line: bytes) -> Place:
-    """Return the identity of the rollout of a line; the fastest decoder."""
+    """Return the identity of the rollout in a line; this is the fastest decoder."""
     return _decoded(_place_decoder, line).record
 
 

@@ -18,7 +18,8 @@ class TrainedTurn(msgspec.Struct, frozen=True):
     turn: int
     """Position of the turn in the rollout."""
     logprobs: list[float]
-    """Log-probabilities under the trained weights at the sampling temperature; the ratio is exp(these − the sampler's)."""
+    """Log-probabilities under the trained weights at the sampling temperature; the importance ratio is exp(these values − the
+    sampler's log-probabilities)."""
     entropies: list[float]
     """Entropy of the sampling distribution in nats."""
     advantage: float

@@ -29,47 +29,47 @@ class SandboxLimits(Settings, frozen=True, kw_only=True):
     seconds: Seconds = 10.0
     """Default time limit of one call."""
     cpu_seconds: PositiveInt = 60
-    """CPU time of one process, over all calls."""
+    """Maximum CPU seconds of one process, over all calls."""
     memory_bytes: PositiveInt = 1 << 30
-    """Address space of one process. With control groups, also the limit for the memory of all processes and files of
-    the session."""
+    """Maximum address space of one process. With control groups, also the limit for the memory of all processes and files of the
+    session."""
     processes: PositiveInt = 32
-    """Concurrent processes and threads, including two of rove."""
+    """Maximum number of concurrent processes and threads, including two of rove."""
     disk_bytes: PositiveInt = 64 << 20
-    """Size of the session's folder, which is in memory."""
+    """Maximum size of the session's folder, which is in memory."""
     files: PositiveInt = 4096
-    """Number of files and folders in the session's folder."""
+    """Maximum number of files and folders in the session's folder."""
     file_bytes: PositiveInt = 32 << 20
-    """Size of one file."""
+    """Maximum size of one file."""
     open_files: PositiveInt = 256
-    """Open files of one process."""
+    """Maximum number of open files of one process."""
     output_chars: PositiveInt = 8192
-    """Bytes of a call's output, and of its value or traceback; longer text loses its middle."""
+    """Maximum bytes of a call's output, and of its value or traceback; longer text loses its middle."""
     message_bytes: PositiveInt = 4 << 20
-    """Size of a host function's arguments, and of its result, as JSON."""
+    """Maximum size of a host function's arguments, and of its result, as JSON."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one call. The code that ran wrote its texts: they are untrusted, and limited by `output_chars`."""
+    """The result of one call. Its texts were written by the code that ran, so they are untrusted; `output_chars` limits them."""
 
     output: str = ""
     """Standard output and standard error, interleaved."""
     value: str = ""
     """`repr` of the last expression of Python code; "" for None or without an expression."""
     error: str = ""
-    """Why the call failed: a traceback, or the reason why it was ended. "" = the call succeeded."""
+    """Cause of the failure: a traceback, or the reason why the call was ended. "" = the call succeeded."""
     exit_code: int | None = None
-    """Exit status of a bash command; 128 + n after signal n."""
+    """Exit status of a bash command; 128 + n if signal n ended it."""
     timed_out: bool = False
     """Whether the call reached its time limit."""
     truncated: bool = False
     """Whether text was shortened."""
     restarted: bool = False
-    """Whether Python's variables and all processes of the session are gone; files are kept."""
+    """Whether Python's variables and all processes of the session were lost; files are kept."""
     files_lost: bool = False
-    """Whether the whole session was restarted, so that its files are gone as well."""
+    """Whether the whole session was restarted, so that its files were lost as well."""
     seconds: float = 0.0
-    """Duration of the call."""
+    """Duration of the call in seconds."""
 
     @property
     def ok(self) -> bool:
@@ -77,7 +77,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return not self.error and not self.exit_code
 
     def text(self) -> str:
-        """Return the whole result as one text for a model: output, value, error, exit status, and what was lost."""
+        """Return the whole result as one text for a model: output, value, error, exit status, and a note about losses."""
         lost = "files and variables" if self.files_lost else "variables"
         parts = [
             self.output.rstrip("\n"),
@@ -90,11 +90,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backend enforces on this machine, as sentences."""
+    """Sentences about the limits that a backend enforces on this machine."""
 
     enforced: list[str]
     missing: list[str]
-    """What this machine cannot enforce, and why."""
+    """Sentences about limits that this machine cannot enforce, with the reasons."""
 
 
 class Session(Protocol):
@@ -105,8 +105,8 @@ class Session(Protocol):
 
         Args:
             code: One or more lines.
-            seconds: Time limit; None = that of the limits. The time of host functions does not count, except for a
-                millisecond per call, so that their number is bounded.
+            seconds: Time limit in seconds; None = the session's default limit. The time of host functions does not count,
+                except for a millisecond per call, so that their number is bounded.
             functions: Host functions that the code can call like ordinary blocking functions, one call at a time. A name is
                 defined only in calls that pass it. An exception of a function becomes a RuntimeError in the code; InfraError and
                 LimitReachedError end the call and the session's processes, and are raised here.
@@ -129,7 +129,7 @@ class Session(Protocol):
         """Write a file; relative paths start in the session's folder.
 
         Raises:
-            SandboxFileError: It cannot be written.
+            SandboxFileError: The file cannot be written.
         """
         ...
 
@@ -137,7 +137,7 @@ class Session(Protocol):
         """Read a file of at most `file_bytes`.
 
         Raises:
-            SandboxFileError: It does not exist, is not a regular file, or is too large.
+            SandboxFileError: The file does not exist, is not a regular file, or is too large.
         """
         ...
 
@@ -153,7 +153,7 @@ class Backend(Protocol):
     """Default limits of a session."""
 
     async def open(self, limits: SandboxLimits | None = None) -> Session:
-        """Open a session; wait if the maximum number is open. `limits` None = the backend's.
+        """Open a session; wait while the maximum number is open. If `limits` is None, the backend's limits apply.
 
         Raises:
             ConfigError: This machine lacks a required feature.
@@ -162,7 +162,7 @@ class Backend(Protocol):
         ...
 
     async def describe(self) -> Description:
-        """Describe what this machine enforces."""
+        """Describe the limits that this machine enforces."""
         ...
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from rove.sandbox.backend import SandboxLimits
 
 OVERHEAD_BYTES = 64 << 20
-"""Memory on top of `memory_bytes` and `disk_bytes`, for the supervisor and the kernel's bookkeeping."""
+"""Additional memory beyond `memory_bytes` and `disk_bytes`, for the supervisor and the kernel's bookkeeping."""
 OVERHEAD_PROCESSES = 8
 
 
@@ -40,8 +40,8 @@ class Groups:
                 self.missing[controller] = str(error)
 
     def enter(self, slot: int, limits: SandboxLimits) -> list[int]:
-        """Return open files of a slot's groups: a process that writes 0 to one moves into the group. The caller closes
-        the files.
+        """Return open files of a slot's groups, to be closed by the caller: a process that writes 0 to a file moves into the
+        group.
         """
         memory = limits.memory_bytes + limits.disk_bytes + OVERHEAD_BYTES  # the session's folder is in memory, too
         max_processes = limits.processes + OVERHEAD_PROCESSES
@@ -60,7 +60,7 @@ class Groups:
         return [os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in sorted(folders)]
 
     def close(self) -> bool:
-        """Remove the groups; return whether all are gone. Groups that still have processes stay."""
+        """Remove the groups that have no processes; return whether all groups are gone."""
         for folder in list(self._created):
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -94,7 +94,7 @@ def _parent(controller: str, root: Path, own_groups: Path) -> tuple[Path, dict[s
 def _probe(parent: Path, files: dict[str, str]) -> None:
     """Check that a group can be created in `parent` and has the first of the files; raise an OSError if not.
 
-    This cannot be seen from the permissions or the files of the parent.
+    The permissions and the files of the parent do not show this.
     """
     first_file = next(iter(files.values()))
     probe = parent / f"rove-{os.getpid()}-probe"
@@ -108,7 +108,7 @@ def _probe(parent: Path, files: dict[str, str]) -> None:
 
 
 def _remove_stale(parent: Path) -> None:
-    """Remove groups of processes that were killed."""
+    """Remove groups that killed processes of rove left behind."""
     for folder in parent.glob("rove-*"):
         _, pid, *_ = folder.name.split("-")
         if not Path("/proc", pid).exists():

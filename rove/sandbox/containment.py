@@ -1,4 +1,4 @@
-"""Sentences about what each kernel feature contains."""
+"""Sentences about the protection that each kernel feature provides."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ FEATURES = {
         "the processes of all sessions of a backend are counted together: one session can use up the limit for all",
     ),
 }
-"""Name of a feature → what it enforces, and what is not contained without it."""
+"""Name of a feature → a sentence about what it enforces, and a sentence about what is not contained without it."""
 
 ESSENTIAL = ("own user", "files", "processes", "network", "ipc", "system calls")
-"""Required features; without one of them a backend refuses, unless `unsafe` is set."""
+"""Required features; if one is missing, a backend refuses to open sessions unless `unsafe` is set."""
 
 LIMITING = ("memory group", "pids group")
-"""Features that limit a session as a whole; without one of them a backend warns."""
+"""Features that limit a session as a whole; if one is missing, a backend warns."""
 
 ALWAYS = (
     "a call is stopped after its wall time, with every process of its session",

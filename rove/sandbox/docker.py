@@ -50,7 +50,7 @@ class DockerBackend(SupervisedBackend):
         limits: Default limits of a session.
         environment: Additional environment variables of sessions, which code can read.
         binary: Command of the container engine; None = docker, or podman if docker is not installed.
-        max_sessions: Maximum number of open sessions; `open` waits for a free one.
+        max_sessions: Maximum number of open sessions; `open` waits while they are in use.
 
     Raises:
         ConfigError: The command does not exist, or `max_sessions` is not positive.
@@ -84,7 +84,7 @@ class DockerBackend(SupervisedBackend):
         return DockerSession(self, limits)
 
     async def describe(self) -> Description:
-        """See `Backend.describe`; these are the engine's promises, which rove does not test."""
+        """See `Backend.describe`; the sentences state the engine's promises, which rove does not test."""
         return Description(
             enforced=[
                 "a call is stopped after its wall time, with every process of its session",

@@ -1,6 +1,6 @@
 """Sandboxes on this machine: processes forked from a prepared parent and isolated by features of the Linux kernel.
 
-docs/decisions/sandbox.md explains why rove has a sandbox of its own, and why it refuses to run code in a weaker one.
+docs/decisions/sandbox.md explains why rove has its own sandbox, and why it refuses to run code in a weaker sandbox.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class LocalBackend(SupervisedBackend):
         limits: Default limits of a session.
         packages: Installed packages that sessions may import, by distribution or module name; they are imported once,
             before the first session. Without packages, sessions have only the standard library.
-        paths: Additional files and folders that sessions may read, under the same path. They must not contain secrets. If one is
-            below /tmp, /tmp is read-only.
+        paths: Additional files and folders that sessions may read, under the same path. They must not contain secrets. If a
+            path is below /tmp, /tmp is read-only.
         environment: Additional environment variables of sessions, which code can read.
         unsafe: Open sessions even if this machine lacks required features; see `describe`.
-        max_sessions: Maximum number of open sessions; `open` waits for a free one.
+        max_sessions: Maximum number of open sessions; `open` waits while they are in use.
         without: Features to disable, by their names in `rove.sandbox.containment`, to see their effect.
 
     Raises:
@@ -87,7 +87,7 @@ class LocalBackend(SupervisedBackend):
 
         Raises:
             ConfigError: This machine lacks a required feature, and `unsafe` is not set.
-            SandboxError: The process does not start.
+            SandboxError: The process cannot be started.
         """
         parent = await self._ensure_parent()
         missing = self._missing(parent)

@@ -19,12 +19,12 @@ from rove.sandbox.backend import SandboxLimits
 from rove.sandbox.cgroups import Groups
 
 START_TIMEOUT_S = 60.0
-"""Time for the zygote to start and import its modules."""
+"""Maximum seconds for the zygote to start and import its modules."""
 END_TIMEOUT_S = 5.0
 RETRY_DELAY_S = 0.01
-"""Delay before a message is sent again if the zygote's socket was full."""
+"""Seconds before a message is sent again if the zygote's socket was full."""
 FIRST_USER_ID, NUM_USER_IDS = 1_000_000_000, 1_000_000_000
-"""User ids of sessions if rove runs as root: far above the ids in use."""
+"""First user id of sessions, and number of such ids, if rove runs as root: far above the ids in use."""
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.zygote import main; main(int(sys.argv[2]))"
 
 
@@ -121,7 +121,7 @@ class Parent:
     def kill(self, number: int, hard: bool = False) -> asyncio.Future[str]:
         """End every process of a session; the future is done when they have ended, with a reason if the session never started.
 
-        Without a process namespace the supervisor gets a request first; `hard` skips that.
+        Without a process namespace, the supervisor first gets a request; `hard` skips this request.
         """
         end = self._ends.get(number)
         if end is None:
@@ -193,7 +193,7 @@ class Parent:
 
 
 def start_process(control: socket.socket, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the process of a zygote; takes a few milliseconds."""
+    """Start the process of a zygote; this takes a few milliseconds."""
     # -I -S: no variables, packages or startup files of the user run in the process that still has rove's privileges.
     command = [os.path.realpath(sys.executable), "-I", "-S", "-B", "-X", "utf8", "-c", BOOT]
     return subprocess.Popen(

@@ -20,9 +20,9 @@ from rove.sandbox.backend import Functions, Result, SandboxLimits
 from rove.utils.functions import maybe_await
 
 START_TIMEOUT_S = 60.0
-"""Time for a session to become ready."""
+"""Maximum seconds for a session to become ready."""
 RESPONSE_GRACE_S = 2.0
-"""Time after the limit of a call before an unresponsive supervisor is considered lost."""
+"""Seconds after the time limit of a call until an unresponsive supervisor is considered lost."""
 LENGTH = struct.Struct("<I")
 NO_FUNCTIONS: Functions = {}
 MAX_ERROR_CHARS = 2000

@@ -1,8 +1,8 @@
 """Refuse requests that web pages of other origins send to a server on this machine.
 
-A browser sends requests of any page to any address. The same-origin policy hides the response from the page, but the
-request is still executed, and DNS rebinding (a host name of the page's owner that resolves to 127.0.0.1) also shows the
-response. Both are recognized by the headers `Host`, `Origin` and `Sec-Fetch-Site`, which a page cannot change.
+A browser sends requests of any page to any address. The same-origin policy hides the response from the page, but the server still
+executes the request. With DNS rebinding (a host name of the page's owner that resolves to 127.0.0.1), the page can also read the
+response. The headers `Host`, `Origin` and `Sec-Fetch-Site`, which a page cannot change, reveal both kinds of requests.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def names_this_server(header: str, host: str) -> bool:
 
 
 def foreign_origin(request: web.Request) -> str | None:
-    """Return the origin of the web page that sent the request if it is not this server's own, otherwise None."""
+    """Return the origin of the web page that sent the request; None if the page is this server's own or there is no page."""
     origin = request.headers.get("Origin")
     if origin is not None and _netloc(origin) != request.headers.get("Host", "").lower():
         return origin
@@ -72,9 +72,8 @@ def _netloc(origin: str) -> str | None:
 def check_page(request: web.Request) -> None:
     """Refuse a request of a web page of another origin.
 
-    On loopback, the `Host` header must name this server. On other addresses, programs may reach the server under names
-    that it cannot know, so this is required only of browsers, which send `Origin` with every POST request and
-    WebSocket.
+    On loopback, the `Host` header must name this server. On other addresses, programs may reach the server under names that it
+    cannot know, so the check applies only to browsers, which send `Origin` with every POST request and WebSocket.
     """
     host, host_header = request.app.get(HOST, "127.0.0.1"), request.headers.get("Host", "")
     must_be_named = is_loopback(host) or "Origin" in request.headers

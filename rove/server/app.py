@@ -35,7 +35,7 @@ APIS = {
     "responses": Api(serving_responses, "resp"),
     "messages": Api(serving_anthropic, "msg"),
 }
-"""The supported APIs of other makers, by path below /v1."""
+"""The supported APIs of other providers, by path below /v1."""
 QUEUE = web.AppKey("queue", RequestQueue)
 MAX_BODY = 16 << 20
 """Maximum size of a request body in bytes."""
@@ -56,17 +56,17 @@ def make_app(
     It serves `POST /v1/chat/completions`, `/v1/completions`, `/v1/responses`, Anthropic's `/v1/messages` and
     `/v1/messages/count_tokens`, `GET /v1/models`, `/health` and `/metrics` (Prometheus). A client with an engine and a renderer
     adds `POST /tokenize`, `/detokenize` and `/generate` (token ids in, token ids out). At most `client.max_concurrent` requests
-    run at once; the others are queued. A client that disconnects cancels its requests if the application runs under `listening`
-    or a runner with `handler_cancellation`. The application does not close the client. An embedded engine first
-    compiles the grammars of requests in worker processes with limits on time and memory (`Engine.check_grammars`).
+    run at the same time; further requests are queued. A client that disconnects cancels its requests if the application runs
+    under `listening` or a runner with `handler_cancellation`. The application does not close the client. An embedded engine
+    first compiles the grammars of requests in worker processes with limits on time and memory (`Engine.check_grammars`).
 
     Args:
         client: Answers model requests.
-        model: The model name or names that requests may give; the client receives the name given in the request.
-        api_key: Key that every request except `/health` must send, see `key_of`. None or "": no key; the server then
-            refuses requests from web pages of other origins, see `rove.server.admission`.
+        model: The model name or names that requests may use; the client receives the name in the request.
+        api_key: Key that every request except `/health` must send (see `key_of`). With None or "", no key is needed, and the
+            server refuses requests from web pages of other origins (see `rove.server.admission`).
         max_body: Maximum size of a request body in bytes.
-        max_queued: Maximum number of queued model requests; further ones get status 503.
+        max_queued: Maximum number of queued model requests; further requests get status 503.
 
     Example:
         >>> app = make_app(client, "my-model")  # doctest: +SKIP

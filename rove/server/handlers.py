@@ -1,4 +1,4 @@
-"""Handle a request in the format of its API, with one JSON response or a stream of events."""
+"""Handle requests in the formats of their APIs, with one JSON response or a stream of events."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Wire(Protocol):
 
 @runtime_checkable
 class UsageWire(Protocol):
-    """A wire module whose streams end with token counts on request; the other APIs always send them."""
+    """A wire module whose streams end with token counts on request; other APIs always send token counts."""
 
     def usage_chunk(self, head: Head, usage: Usage) -> JsonObject: ...  # noqa: D102
 
@@ -75,7 +75,7 @@ class TokenWire(Protocol):
 
 
 BODY_TIMEOUT_S = 60.0
-"""Time for a request's body to arrive, after which its connection is closed."""
+"""Maximum seconds for a request's body to arrive; after that, the connection is closed."""
 
 
 async def read_json(request: web.Request) -> object:
@@ -135,7 +135,7 @@ async def answer(request: web.Request, queue: RequestQueue, wire: Wire, prefix: 
 
 
 async def _yielding(list_tokens: Callable[[RequestQueue, Response], T], queue: RequestQueue, response: Response) -> T:
-    """List the tokens of one response, and let other requests run first."""
+    """Let other requests run, and then list the tokens of a response."""
     await asyncio.sleep(0)
     return list_tokens(queue, response)
 
@@ -162,11 +162,11 @@ class _Choice:
         self.text = ""
         self.tokens = 0
         self.characters = 0
-        """Characters of the sent tokens, decoded one by one."""
+        """Number of characters of the sent tokens, decoded one by one."""
         self.waiting: list[Token] = []
         """Tokens to send with the next piece of text."""
         self.earlier: list[TokenLogprob] = []
-        """Sent tokens, if log-probabilities were requested."""
+        """Tokens that were sent, if log-probabilities were requested."""
 
 
 class _Stream:
@@ -270,7 +270,7 @@ class _Stream:
         return sent, ids
 
     def _with_ids(self, chunks: list[JsonObject], ids: list[int], response: Response | None = None) -> list[JsonObject]:
-        """Return the chunks of a choice with token ids, if they were requested; the last chunk also has those of the prompt."""
+        """Return the chunks of a choice with token ids, if they were requested; the last chunk also has the prompt's ids."""
         if not self.parsed.return_token_ids or not chunks:
             return chunks
         with_ids: list[JsonObject] = []

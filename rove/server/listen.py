@@ -15,11 +15,11 @@ from rove.server.admission import HOST
 from rove.server.app import QUEUE
 
 SOCKET_BACKLOG = 2048
-"""Connections that may wait to be accepted."""
+"""Maximum number of connections that wait to be accepted."""
 IDLE_TIMEOUT_S = 300.0
-"""Time until a connection without a complete request header is closed."""
+"""Seconds until a connection without a complete request header is closed."""
 CANCEL_GRACE_S = 1.0
-"""Time for cancelled requests to send their error, in seconds."""
+"""Maximum seconds for cancelled requests to send their error."""
 
 
 @asynccontextmanager
@@ -29,13 +29,13 @@ async def listening(
     """Serve an application within the `with` block, at `base_url_of(runner)`; cancel running requests at its end.
 
     Args:
-        app: From `make_app`.
+        app: Application from `make_app`.
         host: Address or name to listen on.
-        port: Port; 0 chooses a free one.
-        options: Options of `aiohttp.web.AppRunner` to change.
+        port: Port; 0 chooses a free port.
+        options: Options of `aiohttp.web.AppRunner` that override the defaults.
 
     Raises:
-        ConfigError: The server cannot listen there.
+        ConfigError: The server cannot listen on this address or port.
     """
     if not app.frozen:
         app[HOST] = host
@@ -80,7 +80,7 @@ async def serve(
         on_drain: Called with the number of running requests when draining starts, unless it is 0.
 
     Raises:
-        ConfigError: The server cannot listen there.
+        ConfigError: The server cannot listen on this address or port.
     """
     queue = app[QUEUE]
     stop, abort = asyncio.Event(), asyncio.Event()
@@ -110,7 +110,7 @@ async def serve(
 
 
 async def _first_of(seconds: float, *events: asyncio.Event) -> None:
-    """Wait until one of the events is set or the time is over."""
+    """Wait until an event is set or the time is over."""
     tasks = [asyncio.create_task(event.wait()) for event in events]
     await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:

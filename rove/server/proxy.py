@@ -1,7 +1,7 @@
 """The recording proxy: model endpoints for foreign agents, one API key per rollout.
 
-An agent that speaks OpenAI's chat completions or Responses, or Anthropic's Messages, sends its model requests here. The proxy
-records each response as a step of the rollout.
+An agent that uses OpenAI's Chat Completions or Responses API, or Anthropic's Messages API, sends its model requests to the
+proxy. The proxy records each response as a step of the rollout.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from rove.server.validation import refusal
 from rove.wire.serving import ServingRequest
 
 MODEL = "rove"
-"""The model's name; requests may give any other name."""
+"""The model's name; requests may also use any other name."""
 MAX_BODY = 64 << 20
 """Maximum size of a request body in bytes."""
 MAX_CONCURRENT = 64
-"""Concurrent model requests of one rollout; further ones are queued."""
+"""Maximum number of concurrent model requests of one rollout; further requests are queued."""
 CANCEL_TIMEOUT_S = 2.0
-"""Time for cancelled requests to end, in seconds."""
+"""Maximum seconds for cancelled requests to end."""
 
 
 class ModelTurn(Protocol):
@@ -57,12 +57,12 @@ class ModelTurn(Protocol):
 
 
 class Access(msgspec.Struct, frozen=True):
-    """How an agent reaches the model of its rollout: a URL and an API key."""
+    """A URL and an API key with which an agent reaches the model of its rollout."""
 
     root: str
     """URL of the server; Anthropic's packages call it the base URL."""
     api_key: str
-    """Key of this rollout, valid until it ends: a bearer token or Anthropic's x-api-key."""
+    """Key of this rollout, valid until the rollout ends: a bearer token or Anthropic's x-api-key."""
     model: str = MODEL
     """Model name; any other name means the same model."""
 
@@ -91,8 +91,8 @@ class Access(msgspec.Struct, frozen=True):
 class AgentTurns:
     """A client that serves a foreign agent and records its model requests as steps of a rollout.
 
-    If the agent sends a model response back unchanged, the recorded message replaces it, so that its tokens are known. A limit of
-    the run, a stop condition or an error ends the rollout: further requests are refused.
+    If the agent sends a model response back unchanged, the recorded message replaces the response, so that its tokens are
+    known. A limit of the run, a stop condition or an error ends the rollout: further requests are refused.
 
     Args:
         honored: Names of sampling arguments that the agent may set; the run sets the others.
@@ -195,7 +195,7 @@ class _AgentQueue(RequestQueue):
     """The queue of one rollout: it accepts any model name, and required tool calls become optional."""
 
     def resolve_model(self, model: str) -> str:
-        """Return the given name."""
+        """Return the name unchanged."""
         return model or MODEL
 
     def admit(self, parsed: ServingRequest) -> ServingRequest:
@@ -227,7 +227,7 @@ class Proxy:
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
-        """Listen on a free port; does nothing if it already listens."""
+        """Listen on a free port; do nothing if the proxy already listens."""
         async with self._starting:
             if not self._root:
                 runner = await self._stack.enter_async_context(listening(self._app()))

@@ -27,11 +27,11 @@ class Metrics:
 
     def __init__(self) -> None:
         self.open = 0
-        """HTTP requests without a response yet."""
+        """Number of HTTP requests without a response yet."""
         self.under_way = 0
-        """Model requests that the client is processing."""
+        """Number of model requests that the client is processing."""
         self.queued = 0
-        """Model requests that wait for the client."""
+        """Number of model requests that wait for the client."""
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self._requests: Counter[tuple[str, int]] = Counter()
@@ -73,10 +73,10 @@ class Metrics:
 
 
 class RequestQueue:
-    """A queue of requests to one client; at most `client.max_concurrent` run at once.
+    """A queue of requests to one client; at most `client.max_concurrent` requests run at the same time.
 
     Args:
-        client: Answers the requests. Token ids and log-probabilities need its `engine` and `renderer`.
+        client: Client that answers the requests. Token ids and log-probabilities need its `engine` and `renderer`.
         names: Model names; a request without a name means the first.
     """
 
@@ -122,7 +122,7 @@ class RequestQueue:
         return getattr(getattr(self.client, "engine", None), "context", None)
 
     def resolve_model(self, model: str) -> str:
-        """Return the requested model name, or the first one for ""."""
+        """Return the requested model name; for "", return the first name."""
         if model and model not in self.names:
             raise RejectedError(404, f"no model '{model}' here; {nearest(model, self.names)}", "model_not_found")
         return model or self.names[0]
@@ -159,7 +159,7 @@ class RequestQueue:
         return msgspec.structs.replace(parsed, model=model, choices=choices)
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """Check token ids here, because an invalid id would fail a whole batch of the engine."""
+        """Check token ids before they reach the engine, because an invalid id would make a whole batch fail."""
         tokenizer: Any = self.renderer.tokenizer
         size = len(tokenizer) if hasattr(tokenizer, "__len__") else math.inf
         for id in ids:
@@ -207,7 +207,7 @@ class RequestQueue:
         return response
 
     async def respond_all(self, choices: Sequence[ChoiceRequest]) -> list[Response]:
-        """Return all responses, in order; the first error, or cancellation, cancels the others."""
+        """Return all responses, in order; the first error, or a cancellation, cancels the remaining requests."""
         if len(choices) == 1:
             return [await self.respond(choices[0])]
         try:
@@ -263,7 +263,7 @@ class RequestQueue:
 
 
 def tokens_of(response: Response) -> list[Token]:
-    """Return the sampled tokens of a response, including the one that ended it; [] if they are unknown."""
+    """Return the sampled tokens of a response, including the token that ended it; [] if they are unknown."""
     if response.tokens is None:
         return []
     ids, logprobs = response.tokens.completion_ids, response.tokens.logprobs

@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 def error_response(error: Exception, api: str = "") -> tuple[int, JsonObject]:
     """Return the HTTP status of an error and its JSON body in the format of an API (see `ServingRequest.api`).
 
-    Errors that the caller can fix, including a prompt that is too long, are 4xx. An unusable model response is 502, an
-    unreachable endpoint 503, any other error 500.
+    Errors that the caller can fix, including a prompt that is too long, are 4xx. The status is 502 for an unusable model
+    response, 503 for an unreachable endpoint, and 500 for any other error.
     """
     status, body = _openai_error(error)
     if api == "anthropic":

@@ -1,1 +1,1 @@
-"""The stages of the loop (evaluation, new model, data, SFT, RL) and their pipeline. Settings and results are typed."""
+"""The stages of training (evaluation, new model, data, SFT, RL) and their pipeline. Settings and results are typed."""

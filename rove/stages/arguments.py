@@ -1,4 +1,4 @@
-"""Settings of a stage from a config object and keyword arguments."""
+"""Make the settings of a stage from a config object and keyword arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def settings_from(kind: type[S], config: S | None, changes: Mapping[str, object]) -> S:
-    """Return settings: those of `config`, changed by the values of `changes` that are not None; tables are merged.
+    """Return the settings of `config`, changed by the values in `changes` that are not None; tables are merged.
 
     Example:
         >>> settings_from(RLConfig, None, {"env": "tictactoe", "model": "models/mine", "loss": {"kind": "grpo"}})
@@ -33,10 +33,10 @@ def settings_from(kind: type[S], config: S | None, changes: Mapping[str, object]
 
 
 def environment_name(env: object) -> str:
-    """Return the name of an environment that is started in other processes.
+    """Return the name of an environment, which must be given by name because other processes load it.
 
     Raises:
-        ConfigError: It is not a name or a path.
+        ConfigError: `env` is not a name or a path.
     """
     if isinstance(env, (str, Path)):
         return str(env)
@@ -50,7 +50,7 @@ def name_and_environment(env: str | Environment) -> tuple[str, Environment | Non
     """Return the name of an environment, and the environment itself unless only its name is given.
 
     Raises:
-        ConfigError: It is the name of a model, or no environment.
+        ConfigError: `env` is the name of a model, or not an environment.
     """
     if isinstance(env, str):
         if env.startswith(SCRIPTED):

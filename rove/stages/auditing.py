@@ -32,7 +32,7 @@ def audit_environment(
     reporter: Reporter | None = None,
     **settings: object,
 ) -> Report:
-    """Look for rewards that can be earned without doing the task: `rove audit` as a function.
+    """Look for rewards that can be earned without doing the task, like the command `rove audit`.
 
     Example:
         >>> report = rove.audit_environment("my_task")
@@ -89,7 +89,7 @@ def run_audit(
     """Audit an environment with progress.
 
     Args:
-        learn: Settings of the learner; None leaves it out.
+        learn: Settings of the learner; None leaves out the check "learned-reward".
         judge: The name of a model that answers as the environment's judge.
     """
     started_checks: set[str] = set()

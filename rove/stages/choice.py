@@ -1,4 +1,4 @@
-"""Choose the settings of `rove train` from what an environment shows: its policies, lengths and rewards."""
+"""Choose the settings of `rove train` from facts about an environment: its policies, lengths and rewards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rove.stages.recipe import Section
 from rove.train.held_out import SELECTION_ROLLOUTS, TABLE_SEED, HeldOut, split_held_out
 
 LR_BACKOFF = 0.3
-"""Factor of the learning rate of RL after a fall of the held-out reward."""
+"""Factor for RL's learning rate after a fall of the held-out reward."""
 RL_PATIENCE = 15
 """RL ends after this many evaluations without a new best reward."""
 MAX_DATA_ROLLOUTS, DATA_TOKENS = 40_000, 4_000_000
@@ -21,11 +21,11 @@ MAX_DATA_ROLLOUTS, DATA_TOKENS = 40_000, 4_000_000
 MAX_EPOCHS, MAX_SFT_STEPS = 100, 5000
 """Limits of SFT on small datasets."""
 SFT_PATIENCE = 60
-"""SFT ends after this many evaluations without a new best reward or validation loss; new models may stay on a plateau
-for long."""
+"""SFT ends after this many evaluations without a new best reward or validation loss; new models may stay on a plateau for a
+long time."""
 SFT_GOAL = 0.9
-"""SFT ends when the sampled reward has gone this share of the way from the weakest policy to the best one. RL does the
-rest, but it does not make up for short SFT: with a share of 0.6, the reward in reasoning_mix and frozen_lake ended 0.1
+"""SFT ends when the sampled reward has risen by this share of the difference between the weakest and the best policy. RL does the
+rest, but RL does not make up for short SFT: with a share of 0.6, the reward in reasoning_mix and frozen_lake ended 0.1
 lower (benchmarks/reports/recipe_study.md)."""
 MIN_SPREAD = 0.5
 """A pretrained model needs no SFT if at least this share of its groups has different rewards."""
@@ -34,9 +34,9 @@ RL_TOKENS = 10_000_000
 MIN_RL_STEPS = 60
 """The recipe allows this many steps of RL even if they take more tokens."""
 RL_STEP_TOKENS = 32_768
-"""Tokens of an RL step up to which groups are added beyond the minimum: with more examples, the gradient is less noisy."""
+"""Maximum tokens of an RL step when groups are added beyond the minimum: with more examples, the gradient is less noisy."""
 ENTROPY_TARGET = 0.15
-"""Nats per token above which the entropy bonus is off. Without this limit, the bonus made policies with small
+"""Entropy in nats per token above which the entropy bonus is off. Without this limit, the bonus made policies with small
 advantages random."""
 
 
@@ -55,20 +55,29 @@ class Scale(msgspec.Struct, frozen=True):
     entropy_bonus: float
     validate_every: int
     table_rollouts: int
-    """Held-out rollouts per row of the results table."""
+    """Number of held-out rollouts per row of the results table."""
     lora: JsonObject = {}
     max_rl_groups: int = 32
     """Maximum number of groups in an RL step, if rollouts are short."""
     temperature: float = 1.0
     """Sampling temperature of RL: above 1, good models make enough errors to learn from (benchmarks/reports/recipe_study.md)."""
+    kl_penalty: float = 0.0
+    """Weight of the KL divergence from the model before RL; see docs/decisions/unrewarded_tokens.md."""
+
+    @property
+    def loss(self) -> JsonObject:
+        """The table `loss` of RL."""
+        if self.kl_penalty:
+            return {"kl_penalty": self.kl_penalty}
+        return {"entropy_bonus": self.entropy_bonus, "entropy_target": ENTROPY_TARGET}
 
 
-NEW = Scale(128, 1e-3, 12_000_000, 32, 3e-4, 400, 0.01, 25, 1000, max_rl_groups=128, temperature=1.15)
-"""New models of half a million parameters; SFT takes at most some five minutes of one CPU core."""
+NEW = Scale(128, 1e-3, 12_000_000, 32, 3e-4, 400, 0.0, 25, 1000, max_rl_groups=128, temperature=1.15, kl_penalty=0.03)
+"""Settings for new models of half a million parameters; SFT takes at most about five minutes of one CPU core."""
 SMALL = Scale(64, 5e-4, 4_000_000, 32, 1e-4, 200, 0.01, 25, 1000)
-"""Pretrained models below 50 M parameters."""
+"""Settings for pretrained models with fewer than 50 M parameters."""
 LARGE = Scale(32, 3e-3, 300_000, 32, 3e-4, 60, 0.005, 15, 400, {"rank": 32, "alpha": 64.0})
-"""Larger models: in reverse_text, an adapter took half the time of full training and reached the same reward."""
+"""Settings for larger models: in reverse_text, an adapter took half the time of full training and reached the same reward."""
 LARGE_PARAMETERS = 50_000_000
 """A model with at least this many parameters is large."""
 
@@ -81,7 +90,7 @@ def scale_of(model: ModelEvidence | None) -> Scale:
 
 
 def requested_examples(sections: Sequence[Section]) -> tuple[int, int] | None:
-    """Return how many training and evaluation examples a recipe requests; None if it leaves the number to the environment."""
+    """Return the numbers of training and evaluation examples that a recipe requests; None if the environment chooses them."""
     values = {section.name: section.values for section in sections}
     training = (values.get("data") or values["rl"][0])["env_args"].get("num_examples")
     evaluation = values["evaluation"]
@@ -89,7 +98,7 @@ def requested_examples(sections: Sequence[Section]) -> tuple[int, int] | None:
 
 
 def limited(evidence: Evidence, requested: Sequence[int], counts: Sequence[int | None]) -> Evidence:
-    """Return the evidence, with limits if the environment has fewer training or evaluation examples than requested.
+    """Return the evidence, with limits if the environment has fewer training or evaluation examples than the recipe requests.
 
     `requested` and `counts` are numbers of training and evaluation examples; a count is None if examples are generated
     on demand.
@@ -107,7 +116,7 @@ def choose(env: str, env_args: JsonMapping, evidence: Evidence) -> list[Section]
     Args:
         env: Name of the environment.
         env_args: The user's arguments of the environment, for every stage.
-        evidence: What the environment shows.
+        evidence: Facts about the environment.
 
     Raises:
         ConfigError: The pretrained model cannot do the task at all, and there is no policy to learn from; or a new model has only
@@ -180,18 +189,18 @@ def _limit(evidence: Evidence) -> str:
 
 
 def _held_out(env_args: JsonMapping, evidence: Evidence, scale: Scale) -> HeldOut:
-    """Return which held-out examples select the weights, and which are reported in the table."""
+    """Return which held-out examples select the weights, and which examples the results table uses."""
     available = evidence.held_out_limit if _makes_examples(env_args, evidence) else evidence.held_out
     return split_held_out(available, scale.table_rollouts, _has_seed(evidence))
 
 
 def _has_seed(evidence: Evidence) -> bool:
-    """Return whether the environment has an argument `seed` that makes other examples."""
+    """Return whether the environment has an argument `seed` that generates other examples."""
     return "seed" in evidence.arguments and not evidence.seed_repeats
 
 
 def _selection_text(evidence: Evidence, held_out: HeldOut) -> str:
-    """Return which examples choose the weights, and how many of them the table repeats."""
+    """Return a text about the examples that select the weights, and how many of them the results table repeats."""
     text = held_out.explanation
     if evidence.seed_repeats:
         text = f"Another seed makes examples of this seed again, so all held-out examples have the same seed.\n{text}"
@@ -312,10 +321,11 @@ def _rl_section(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled
         "learning_rate": scale.rl_rate,
         "final_lr_fraction": 0.3,
         "lr_backoff": LR_BACKOFF,
-        "loss": {"entropy_bonus": scale.entropy_bonus, "entropy_target": ENTROPY_TARGET},
+        "loss": scale.loss,
         "temperature": scale.temperature,
         "max_tokens": sampled["max_tokens"],
         "keep_best": "eval/sampled/reward/mean",
+        "equal_best": "shortest",
         "patience": RL_PATIENCE,
         "mixed_precision": True,
         "bf16_sampling": True,
@@ -330,7 +340,7 @@ def _rl_section(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled
 
 
 def _with_examples(env_args: JsonMapping, evidence: Evidence, count: int) -> JsonObject:
-    """Return the arguments with the number of examples, if the environment has this argument and the user did not give it."""
+    """Return the arguments; add the number of examples if the environment has this argument and the user did not set it."""
     if "num_examples" not in evidence.arguments:
         return dict(env_args)
     return {"num_examples": count, **env_args}

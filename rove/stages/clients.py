@@ -38,20 +38,20 @@ def make_client(
     chat_template: str | None = None,
     template_args: Mapping[str, object] | None = None,
 ) -> Client:
-    """Return the client for a model by its name: what `-m MODEL` means in commands.
+    """Return the client for a model by its name, as for `-m MODEL` in commands.
 
     Example:
         >>> client = rove.make_client("runs/sft/final")
         >>> teacher = rove.make_client("scripted:teacher", env)
 
-    "scripted:NAME" is a scripted policy of the environment; a name in endpoints.toml is that endpoint. A folder,
-    anything that looks like a path, and a name in `rove model list` run in the embedded engine. Anything else is a
-    model's name at `base_url`. If `base_url` is given, everything except a scripted policy is a model's name there.
+    "scripted:NAME" is a scripted policy of the environment; a name in endpoints.toml stands for its endpoint. A folder,
+    anything that looks like a path, and a name in `rove model list` run in the embedded engine. Any other name is a model's
+    name at `base_url`. If `base_url` is given, every name except a scripted policy is a model's name there.
 
     Args:
-        model: The model's name, as given.
+        model: The model's name.
         env: The environment whose scripted policies `model` may name; None allows no scripted policy.
-        api_key_var: Environment variable with the API key; a name other than the default overrides that of
+        api_key_var: Environment variable with the API key; a name other than the default overrides the variable in
             endpoints.toml.
         endpoints: See `find_endpoint`.
         trust_remote_code, device, chat_template, template_args: See `rove.models.load.load_model`.
@@ -103,7 +103,7 @@ def refuse_device(device: str, reason: str) -> None:
     """Refuse a device for a model that this machine does not compute.
 
     Raises:
-        ConfigError: A device is given.
+        ConfigError: `device` is not None.
     """
     if device != "auto":
         raise ConfigError(f"device is '{device}', but {reason}, so no device is used: leave it out")
@@ -113,7 +113,7 @@ def refuse_template(chat_template: str | None, template_args: Mapping[str, objec
     """Refuse settings of a chat template for a model that this machine does not compute.
 
     Raises:
-        ConfigError: Such a setting is given.
+        ConfigError: `chat_template` or `template_args` is set.
     """
     if chat_template is not None:
         raise ConfigError(f"chat_template is '{chat_template}', but {reason}, so it is not used: leave it out")
@@ -180,7 +180,7 @@ def embedded(
     chat_template: str | None = None,
     template_args: Mapping[str, object] | None = None,
 ) -> EngineClient[Engine]:
-    """Return a client that runs a model folder in the embedded engine; settings as for `make_client`.
+    """Return a client that runs a model folder in the embedded engine; see `make_client` for the settings.
 
     Raises:
         ConfigError: The folder does not exist, a setting does not fit it, the device is not available, or torch is not
@@ -198,7 +198,7 @@ def embedded(
 
 
 def show_device(device: str, reporter: Reporter) -> None:
-    """Show the device of a setting `device`."""
+    """Show the device that a setting `device` selects."""
     with needs_train_extra():
         from rove.models.device import choose_device, describe_device
     reporter.note(f"device: {describe_device(choose_device(device))}")

@@ -20,7 +20,7 @@ from rove.utils.units import counted
 
 ANY_FLAG = "--any-environment"
 ENVIRONMENT_SETTINGS = ("env", "env_args", "rubric", "train")
-"""Settings in a run's identity that determine its examples and its rewards."""
+"""Settings in a run's identity that determine the run's examples and rewards."""
 FOLDER = "folder#"
 """Start of a model folder's digest in a run's identity; see `rove.core.digest.digest_model`."""
 
@@ -31,11 +31,11 @@ class ComparedRun(NamedTuple):
     settings: JsonObject
     """The run's identity under dotted names, including the kind of run."""
     outcomes: list[Outcome]
-    """Its scored rollouts."""
+    """The run's scored rollouts."""
     config: JsonObject
     """Settings of the run's command."""
     rove: str | None
-    """The version of rove that wrote it last, if the folder records it."""
+    """The version of rove that last wrote to the folder; None if the folder does not record it."""
 
     @property
     def model(self) -> str:
@@ -69,7 +69,7 @@ class ComparedRun(NamedTuple):
 
 
 def read_run(path: str) -> ComparedRun:
-    """Return a run with its scored rollouts; of repeated rollouts the last counts."""
+    """Return a run with its scored rollouts; if a rollout was repeated, the last attempt counts."""
     run = Run(path)
     config = run.config()
     last = scored_outcomes(run)

@@ -1,4 +1,4 @@
-"""What a complete run of a recipe leaves in its folder, so that repeating the command neither trains nor evaluates."""
+"""Record that all stages of a recipe are complete, so that repeating the command neither trains nor evaluates."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rove.envs.loading import environment_version
 from rove.models.pretrained import model_path
 from rove.remote.loading import without_isolation
 from rove.runs.run import Run
+from rove.runs.train_folder import COMPLETE, RESULTS
 from rove.stages.evaluation import EvalConfig
 from rove.stages.recipe import Recipe
 from rove.utils.files import atomic_write
@@ -23,31 +24,35 @@ from rove.utils.files import atomic_write
 if TYPE_CHECKING:
     from rove.train.config import TrainingConfig
 
-RESULTS, COMPLETE = "results.json", "complete.json"
-"""Names of files in the folder of all stages: the rows of the results table, and what they were measured with."""
 NOT_COMPARED = {"model", "env", "env_args", "data"}
-"""Settings whose content identifies a run: each stage compares it when it starts."""
+"""Settings that are not compared here: when a stage starts, it compares the content to which they refer."""
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """What the rows of `results.json` were measured with."""
+    """The recipe and the versions with which the rows of `results.json` were measured."""
 
     identity: JsonObject
     notes: list[str]
     """Notes about the table."""
+    cost: str = ""
+    """Time and memory, as a sentence."""
 
 
 def identity_of_recipe(recipe: Recipe) -> JsonObject:
     """Return all settings of a recipe, and the versions of its environment and of its pretrained model."""
     values: JsonObject = msgspec.to_builtins(recipe, enc_hook=str)
+    for stage in values["rl"]:
+        # Without the rule of earlier versions, the identity is theirs, so that their complete runs are recognized.
+        if stage["config"]["equal_best"] == "last":
+            del stage["config"]["equal_best"]
     version = environment_version(recipe.env, recipe.env_dir, recipe.env_args)
     model = None if recipe.new_model is not None else digest_model(model_path(recipe.model))
     return msgspec.json.decode(msgspec.json.encode({"recipe": values, "version": version, "model": model}))
 
 
-def write_completion(recipe: Recipe, notes: list[str]) -> None:
+def write_completion(recipe: Recipe, notes: list[str], cost: str) -> None:
     """Record that all stages of a recipe are complete."""
-    content = msgspec.json.encode(Completion(identity_of_recipe(recipe), notes))
+    content = msgspec.json.encode(Completion(identity_of_recipe(recipe), notes, cost))
     atomic_write(recipe.folder / COMPLETE, content)
 
 
@@ -68,9 +73,9 @@ def read_completion(recipe: Recipe) -> Completion | None:
 
 
 def check_stages(recipe: Recipe, evaluations: Mapping[Path, EvalConfig]) -> None:
-    """Check that the runs in the folder of a recipe have its settings, before the first of them continues.
+    """Check that the runs in a recipe's folder have the recipe's settings, before the first run continues.
 
-    Each stage checks this too, but the last stage starts only after the others have been repeated.
+    Each stage makes this check, too, but the last stage starts only after the other stages have been repeated.
 
     Args:
         recipe: The recipe.
@@ -106,7 +111,7 @@ def check_stages(recipe: Recipe, evaluations: Mapping[Path, EvalConfig]) -> None
 
 
 def _recorded(folder: Path) -> JsonObject:
-    """Return the settings of a run with results; empty without one."""
+    """Return the settings of a run with results; {} if there is no such run."""
     run = Run(folder)
     has_results = any((folder / name).exists() for name in ("rollouts.jsonl", "metrics.jsonl", "summary.json"))
     return run.config() if has_results and (folder / "config.toml").exists() else {}

@@ -1,4 +1,4 @@
-"""Diagnose training while it runs: why a stage does not improve the model."""
+"""Diagnose, while training runs, why a stage does not improve the model."""
 
 from __future__ import annotations
 
@@ -10,30 +10,45 @@ import msgspec
 from rove.core.findings import Finding, current_row
 from rove.core.plain import JsonObject
 from rove.runs.run import Run
+from rove.runs.train_folder import DIAGNOSES
 from rove.stages.examination import read_evidence
 from rove.stages.pipeline import Pipeline
 from rove.stages.request import EVIDENCE
 from rove.stages.results import Diagnosis, ending_lines
-from rove.train.diagnosis import Task, after_sft, during_rl, during_sft, is_stuck, with_teacher_data
+from rove.train.diagnosis import (
+    SAMPLED_REWARD,
+    Task,
+    after_sft,
+    during_rl,
+    during_sft,
+    is_refuted,
+    is_stuck,
+    with_teacher_data,
+)
+from rove.train.drift import has_grown, measurements_of
 from rove.train.initial_model import load_initial
 from rove.train.teacher_data import measure_token_classes, unseen_answers
 from rove.utils.files import atomic_write
 
-DIAGNOSES = "diagnoses.json"
-"""File name in the folder of all stages."""
 EXAMINE = "examine"
-"""Stage of the diagnoses before training."""
+"""Stage name of the diagnoses before training."""
 SAME_FALL_STEPS = 30
-"""A collapse within this many steps after a diagnosed sudden fall of the reward is the same fall."""
+"""A collapse within this many steps after a diagnosed sudden fall of the reward counts as the same fall."""
 
 
 def read_diagnoses(folder: Path) -> list[Diagnosis]:
-    """Return the diagnoses in the folder of all stages; none if it has no such file."""
+    """Return the diagnoses in the folder of all stages; [] if it has no file of diagnoses."""
     file = folder / DIAGNOSES
     if not file.exists():
         return []
     rows = msgspec.json.decode(file.read_bytes(), type=list[JsonObject])
     return [msgspec.convert(current_row(row), Diagnosis) for row in rows]
+
+
+def examined_diagnoses(folder: Path) -> list[Finding]:
+    """Return the diagnoses of the environment before training; none if it was not examined."""
+    path = folder / EVIDENCE
+    return read_evidence(path).diagnoses if path.exists() else []
 
 
 class Diagnoser:
@@ -72,8 +87,8 @@ class Diagnoser:
         history.append(dict(metrics))
         step = int(metrics["step"])
         if stage.name != "sft":
-            if self.task.has_learned(history):
-                self._withdraw(stage.name, "no_progress")
+            if SAMPLED_REWARD in metrics:
+                self._withdraw_refuted(stage.name, history, self.task)
             self._report(stage.name, during_rl(history, self.task, steps=total), step, total)
         elif is_stuck(history, total, self.task):
             self._report(stage.name, during_sft(history, self._with_data(self.task)), step, total)
@@ -84,7 +99,10 @@ class Diagnoser:
         """Print how a training stage ended, and diagnose the stage."""
         for line in ending_lines(Run(stage)):
             self.reporter.note(line)
-        if self.task is None or stage.name != "sft":
+        if self.task is None:
+            return
+        if stage.name != "sft":
+            self._judge_kept_weights(stage)
             return
         recipe = self.pipeline.recipe
         config = recipe.sft
@@ -106,7 +124,7 @@ class Diagnoser:
         self._report(stage.name, findings, len(history), len(history))
 
     def _with_data(self, task: Task) -> Task:
-        """Return the task with what the teacher's rollouts show, which are read only once."""
+        """Return the task, completed with facts from the teacher's rollouts, which are read only once."""
         if task.token_entropy is None:
             config = self.pipeline.recipe.sft
             assert config is not None
@@ -114,19 +132,36 @@ class Diagnoser:
             task = self.task = with_teacher_data(task, renderer, Run(config.data), config.min_reward)
         return task
 
-    def _withdraw(self, stage: str, kind: str | None = None) -> None:
-        """Remove the diagnoses of a stage that has learned after all; by default, diagnoses of every kind."""
+    def _judge_kept_weights(self, stage: Path) -> None:
+        """Withdraw `drift` if the weights that RL keeps are from before the growth of the responses."""
+        run = Run(stage)
+        best = (run.summary() or {}).get("best")
+        measurements = {measurement.step: measurement for measurement in measurements_of(run.metrics(), SAMPLED_REWARD)}
+        if best is None or best["step"] not in measurements or 0 not in measurements:
+            return
+        if not has_grown(measurements[0], measurements[best["step"]]):
+            self._withdraw(stage.name, "drift", f"the kept weights are those of step {best['step']}, before the growth")
+
+    def _withdraw_refuted(self, stage: str, history: Sequence[Mapping[str, float]], task: Task) -> None:
+        """Remove the diagnoses of an RL stage that its newest held-out measurement refutes."""
+        kinds = [diagnosis.id for diagnosis in self.diagnoses if diagnosis.stage == stage]
+        for kind in kinds:
+            if is_refuted(kind, history, task):
+                self._withdraw(stage, kind, "the newest held-out measurement refutes it")
+
+    def _withdraw(self, stage: str, kind: str | None = None, reason: str = "the reward has risen since") -> None:
+        """Remove the diagnoses of a stage that no longer apply; by default, diagnoses of every kind."""
         of_stage = [diagnosis for diagnosis in self.diagnoses if diagnosis.stage == stage]
         wrong = [diagnosis for diagnosis in of_stage if kind in (None, diagnosis.id)]
         for diagnosis in wrong:
             self.diagnoses.remove(diagnosis)
-            text = f"the diagnosis of {stage} ({diagnosis.id}) no longer applies: the reward has risen since"
+            text = f"the diagnosis of {stage} ({diagnosis.id}) no longer applies: {reason}"
             self.reporter.note(text, important=True)
         if wrong:
             self._save()
 
     def print_all(self) -> None:
-        """Print the diagnoses of all stages, and which RL stages changed nothing."""
+        """Print the diagnoses of all stages, and the RL stages that changed nothing."""
         for diagnosis in self.diagnoses:
             self._print(diagnosis)
         for stage in self.pipeline.recipe.rl:
@@ -143,7 +178,7 @@ class Diagnoser:
         atomic_write(self.folder / DIAGNOSES, msgspec.json.encode(rows))
 
     def _report(self, stage: str, findings: Sequence[Finding], step: int = 0, steps: int = 0) -> None:
-        """Print and store findings that are new, made after `step` of at most `steps` steps."""
+        """Print and store the new ones of these findings, which were made after `step` of at most `steps` steps."""
         steps_by_id = {diagnosis.id: diagnosis.step for diagnosis in self.diagnoses if diagnosis.stage == stage}
         reported = set(steps_by_id)
         sudden_fall = steps_by_id.get("learning_rate")

@@ -12,7 +12,7 @@ from rove.core.errors import ConfigError
 from rove.core.plain import Arguments, JsonMapping, JsonObject, is_mapping
 from rove.core.protocols import Client
 from rove.core.ranges import CountOrAll, Device, NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds
-from rove.core.records import ErrorInfo, Outcome, RolloutRecord
+from rove.core.records import PROMPT_TOO_LONG, ErrorInfo, Outcome, RolloutRecord
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_arguments
 from rove.envs.questions import QuestionsEnv
@@ -33,34 +33,34 @@ from rove.utils.event_loop import outside_event_loop, run_async
 
 
 class EvalConfig(Options, frozen=True, kw_only=True):
-    """Settings of `rove eval`: those of `rove.rollouts.evaluate.Options`, the model, the environment and the run folder."""
+    """Settings of `rove eval`: the fields of `rove.rollouts.evaluate.Options`, the model, the environment and the run folder."""
 
     env: str
     """Environment, or a file of questions and answers (.jsonl, .ndjson, .csv or .parquet)."""
     model: str
-    """scripted:NAME, a model folder, a name in endpoints.toml, or a model's name at `base_url`."""
+    """Model: scripted:NAME, a model folder, a name in endpoints.toml, or a model's name at `base_url`."""
     trust_remote_code: bool = False
     """Run Python files that the model folder contains."""
     device: Device = "auto"
     """Device that the model computes on: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"."""
     chat_template: str | None = None
-    """Chat template of a model folder in place of its own: "chatml", or the path of a Jinja file."""
+    """Chat template that replaces the model folder's own: "chatml", or the path of a Jinja file."""
     template_args: Arguments = {}
-    """Variables of the chat template of a model folder in every conversation, such as {"enable_thinking": false}."""
+    """Variables of a model folder's chat template in every conversation, such as {"enable_thinking": false}."""
     env_args: Arguments = {}
     """Arguments of the environment."""
     num_examples: CountOrAll = 5
     """Number of examples from the start of the dataset."""
     rollouts_per_example: PositiveInt = 3
-    """Rollouts of each example."""
+    """Number of rollouts per example."""
     max_tokens: PositiveInt | None = None
-    """Maximum tokens per response; by default the endpoint decides."""
+    """Maximum tokens per response; by default, the endpoint decides."""
     temperature: NonNegativeFloat | None = None
-    """Sampling temperature; 0 is greedy; by default the endpoint decides."""
+    """Sampling temperature; 0 is greedy. By default, the endpoint decides."""
     base_url: str | None = None
     """URL of an OpenAI-compatible endpoint."""
     endpoints: str | None = None
-    """File of named endpoints; by default endpoints.toml, else configs/endpoints.toml."""
+    """File of named endpoints; by default, endpoints.toml, else configs/endpoints.toml."""
     api_key_var: str = API_KEY_VAR
     """Environment variable that holds the API key."""
     timeout: Seconds = 600.0
@@ -74,11 +74,11 @@ class EvalConfig(Options, frozen=True, kw_only=True):
     ray: RayConfig = RayConfig()
     """Run the environment on a Ray cluster: the `[ray]` table."""
     run_dir: str | None = None
-    """The run folder; by default runs/ENV--MODEL--hash."""
+    """Run folder; by default, runs/ENV--MODEL--hash."""
     save: bool = True
     """Save the rollouts in a run folder."""
     overwrite: bool = False
-    """Discard an earlier run in this folder."""
+    """Discard an earlier run in the run folder."""
 
     @property
     def options(self) -> JsonObject:
@@ -142,7 +142,7 @@ class EvalProgress:
     Args:
         progress: The progress of the task.
         reporter: Shows the first failure.
-        client: Its concurrency limit is shown if it is adaptive.
+        client: The client of the model; if its concurrency limit is adaptive, the limit is shown.
     """
 
     def __init__(self, progress: TaskProgress, reporter: Reporter, client: Client):
@@ -183,7 +183,7 @@ def evaluate_model(
     reporter: Reporter | None = None,
     **settings: object,
 ) -> EvaluationResult:
-    """Evaluate a model in an environment, with progress, and save every rollout in a run folder: `rove eval` as a function.
+    """Evaluate a model in an environment with progress, and save every rollout in a run folder, like the command `rove eval`.
 
     A run that was stopped continues, and finished rollouts are not repeated. `rove.evaluate` is the function for code that
     already has a client and an event loop.
@@ -195,12 +195,12 @@ def evaluate_model(
     Args:
         model: "scripted:NAME", a model folder, a name in endpoints.toml, or a model's name at `base_url`. May be in `config`.
         env: Name of an environment, a file of questions, or an environment. May be in `config`.
-        config: All settings; default: those of `rove eval`.
+        config: All settings. Default: the defaults of `rove eval`.
         scorer: Scorer for a file of questions: "exact", "numeric", …; the same as the scorer in `env_args`.
         judge_model: Model for the scorer "judge"; the same as in `env_args`.
         overwrite: Whether to discard an earlier run in the folder.
         reporter: Shows progress. Default: the console or the notebook.
-        settings: Single settings, such as `num_examples=100`; they override those of `config`.
+        settings: Single settings, such as `num_examples=100`; they override the settings in `config`.
 
     Raises:
         ConfigError: A setting is unknown, out of range, or contradicts another; or there is no such model or environment.
@@ -234,7 +234,7 @@ def run_eval(
     """Evaluate with progress under `title`; an earlier run with the same settings is continued.
 
     Args:
-        env: The environment, if it is loaded already. Default: the one that the settings name.
+        env: The environment, if it is loaded already. Default: the environment that the settings name.
     """
     if env is None:
         env = open_environment(config.env, config.env_dir, config.env_args, Isolation.of(config.isolation, config.ray))
@@ -280,17 +280,25 @@ def _evaluate(
     title = title or f"{config.env} · {short(config.model)}"
     try:
         with reporter.progress(title, (available or 0) * config.rollouts_per_example) as progress:
-            return run_async(run_all(EvalProgress(progress, reporter, client)))
+            result = run_async(run_all(EvalProgress(progress, reporter, client)))
     except KeyboardInterrupt:
         text = "nothing was saved (save is off)"
         if run is not None:
             text = f"the finished rollouts are in {run.path}, and the same call or command continues with the others"
         reporter.note(f"interrupted; {text}", important=True)
         raise
+    # They count as they were scored: without the longest examples, a model with a short context would look better than it is.
+    num_overlong = result.stops.get(PROMPT_TOO_LONG, 0)
+    if num_overlong:
+        reporter.warning(
+            f"{num_overlong:,} of {result.rollouts:,} rollouts ended because the prompt did not fit the model's context; they "
+            "are scored with the responses until then. Shorten the prompts, or use a model with a longer context"
+        )
+    return result
 
 
 def _with_price(config: EvalConfig) -> EvalConfig:
-    """Return the settings with the price from endpoints.toml, unless one is given."""
+    """Return the settings with the price from endpoints.toml, unless they have a price."""
     endpoint = find_endpoint(config.model, config.endpoints) if config.base_url is None else None
     if config.price is not None or endpoint is None or endpoint.price is None:
         return config

@@ -31,22 +31,22 @@ from rove.train.predictability import hidden_share
 T = TypeVar("T")
 
 MODEL = "the model"
-"""Stands for the pretrained model where a policy's name is expected."""
+"""Name of the pretrained model in places where a policy's name is expected."""
 
 POLICY_EXAMPLES = 150
-"""Examples that each scripted policy is examined on, with two rollouts each."""
+"""Number of examples on which each scripted policy is examined, with two rollouts each."""
 UNTRAINED_EXAMPLES = 8
 """Number of examples on which a policy that does not know the format is run."""
 MODEL_GROUPS = 16
-"""Groups that a pretrained model is examined on."""
+"""Number of groups on which a pretrained model is examined."""
 MODEL_TOKENS = 256
 """Maximum tokens per response of a pretrained model in an environment without scripted policies."""
 GROUP_SIZE = 8
-"""Rollouts in a group."""
+"""Number of rollouts in a group."""
 
 
 class PolicyEvidence(msgspec.Struct, frozen=True):
-    """What the rollouts of a scripted policy show."""
+    """Facts about a scripted policy from its rollouts."""
 
     name: str
     reward: float
@@ -66,7 +66,7 @@ class PolicyEvidence(msgspec.Struct, frozen=True):
 
 
 class ModelEvidence(msgspec.Struct, frozen=True):
-    """What groups of a pretrained model's rollouts at temperature 1 show."""
+    """Facts about a pretrained model from groups of rollouts at temperature 1."""
 
     name: str
     parameters: int
@@ -81,48 +81,48 @@ class ModelEvidence(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What an environment shows before any training."""
+    """Facts about an environment before any training."""
 
     policies: list[PolicyEvidence] = []
     """Scripted policies, from the weakest to the best."""
     model: ModelEvidence | None = None
     """The pretrained model, if training starts from one."""
     examples: int | None
-    """Rows of the training dataset; None if they are generated on demand."""
+    """Number of rows in the training dataset; None if they are generated on demand."""
     held_out: int | None = None
-    """Rows of the evaluation dataset; None if they are generated on demand."""
+    """Number of rows in the evaluation dataset; None if they are generated on demand."""
     limit: int | None = None
-    """Rows of the training dataset, if these are fewer than the recipe requests."""
+    """Number of rows in the training dataset if the recipe requests more; else None."""
     held_out_limit: int | None = None
-    """The same for the evaluation dataset."""
+    """Number of rows in the evaluation dataset if the recipe requests more; else None."""
     arguments: frozenset[str]
     """Names of the arguments of `load_environment`."""
     seed_repeats: bool = False
-    """Whether another seed makes examples of this seed again, as if it reshuffled a fixed pool."""
+    """Whether another seed generates some of the same examples, as if it reshuffled a fixed pool."""
     shared: int = 0
-    """How many examples of the results table have the question and answer of an example that chooses the weights."""
+    """Number of examples of the results table that have the same question and answer as an example that selects the weights."""
     functions: list[str]
     """Names of the reward functions with a weight."""
     rollout_tokens: float = 0.0
-    """Mean tokens of a whole rollout of the best policy, or of the model without policies."""
+    """Mean number of tokens in a whole rollout of the best policy or, without policies, of the model."""
     sampled_tokens: float = 0.0
-    """Mean number of tokens in its responses per rollout."""
+    """Mean number of tokens in the responses of such a rollout."""
     turns: float = 1.0
-    """Mean number of its responses per rollout."""
+    """Mean number of responses in such a rollout."""
     untrained_turns: int = 1
-    """Maximum number of responses in a rollout of a model that has not learned the format."""
+    """Maximum number of responses in a rollout while the model has not learned the format."""
     rollout_seconds: float = 0.0
     """Seconds per rollout of the fastest scripted policy: the time that environment and rubric take."""
     teacher_seconds: float = 0.0
     """Seconds per rollout of the best policy."""
     setup_seconds: float = 0.0
-    """Seconds of a first evaluation of one rollout; most of them are spent loading data and starting processes."""
+    """Seconds that a first evaluation of one rollout takes, mostly for loading data and starting processes."""
     response_tokens: int = MODEL_TOKENS
-    """Tokens of the scripted policies' longest response."""
+    """Number of tokens in the scripted policies' longest response."""
     hidden: float | None = None
     """How much the best policy depends on information that the conversation does not show; see `hidden_share`."""
     diagnoses: list[Finding] = []
-    """What may prevent learning."""
+    """Findings about problems that may prevent learning."""
     split: str = ""
     """How the environment splits its rows into training and held-out rows, if it states this."""
 
@@ -141,7 +141,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def start(self) -> tuple[str, float]:
-        """Where SFT starts: name and reward of the weakest policy, or of the pretrained model if there is only one policy."""
+        """The level at which SFT starts: name and reward of the weakest policy, or of the pretrained model if there is only one
+        policy.
+        """
         weakest, best = self.policies[0], self.policies[-1]
         if self.model is not None and weakest is best:
             return MODEL, min(self.model.reward, best.reward)
@@ -160,9 +162,9 @@ class Examination(NamedTuple):
 
     evidence: Evidence
     texts: list[str]
-    """Rollouts of all scripted policies."""
+    """Rollouts of all scripted policies as texts."""
     conversations: list[tuple[list[int], list[bool]]]
-    """Tokens of the rollouts of the best policy, or of the model, and which of these tokens are sampled."""
+    """Rollouts of the best policy, or of the model, each as token ids and whether each token is sampled."""
 
 
 async def examine(
@@ -175,14 +177,17 @@ async def examine(
 
     Args:
         env: The environment.
-        arguments: Names of the arguments of its `load_environment`.
-        loaded: The pretrained model; None if training starts from a new one.
+        arguments: Names of the arguments of the environment's `load_environment`.
+        loaded: The pretrained model; None if training starts from a new model.
         tokenizer: Settings of a new model's tokenizer; see `train_tokenizer`.
 
     Raises:
         ConfigError: There is neither a policy nor a model to learn from, or the rollouts show that nothing can be learned.
     """
-    check_first_prompt(env, train=True)
+    if loaded is None:
+        check_first_prompt(env, train=True)
+    else:
+        loaded.renderer.check_environment(env, train=True)
     if not env.policies and loaded is None:
         raise ConfigError(
             "the environment has no scripted policies to learn from; start from a pretrained model (rove train NAME -m MODEL), "

@@ -55,7 +55,7 @@ def run_exhaustive(env_id: str, model: str, config: ExhaustiveConfig, device: st
 
 
 def _failed_goals(game: ExhaustiveGame, line: Line, goals: Goals) -> list[str]:
-    """Return the goals that one game violates."""
+    """Return the names of the goals that a game violates."""
     values = values_of(line.record)
     failed = {name: True for name in goals.never if values[name]}
     for step in line.record.steps:

@@ -1,4 +1,4 @@
-"""The identity of a training run, and starting or resuming the run."""
+"""The identity of a training run, with which runs are started or resumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rove.train.worker_group import Ranks
 
 REPEAT_HINT = "; --overwrite to train again"
-"""What a command says of a run that is complete."""
+"""Hint that a command appends to the message about a complete run."""
 REPEAT_HINT_IN_PYTHON = "; overwrite=True trains again"
 Watch = Callable[[Mapping[str, float], int], None]
 """Called after each step with its metrics and the maximum number of steps."""
@@ -42,11 +42,11 @@ BOOKKEEPING = {
     "loggers",
     "alerts",
 }
-"""Settings of every stage that may change when a run is resumed: except for rounding, they do not affect what is learned."""
+"""Settings of every stage that may change when a run is resumed: except for rounding, they do not change the trained model."""
 
 
 def identity_of(config: TrainingConfig, bookkeeping: set[str], **further: object) -> JsonObject:
-    """Return what identifies a training run: the model, the environments, and the settings that must not change.
+    """Return the identity of a training run: the model, the environments, and the settings that must not change.
 
     Args:
         bookkeeping: Further settings of this stage that may change; see `BOOKKEEPING`.
@@ -68,7 +68,7 @@ def identity_of(config: TrainingConfig, bookkeeping: set[str], **further: object
 
 
 class Start(NamedTuple):
-    """Where a training run starts or continues."""
+    """The point from which a training run starts or continues."""
 
     loaded: LoadedModel
     """The initial model."""
@@ -92,8 +92,8 @@ def begin(
     Args:
         run: The run folder, locked by this process.
         kind: "sft" or "rl".
-        warnings: Returns the warnings of a new run.
-        repeat_hint: How to train again if the run is complete.
+        warnings: Function that returns the warnings of a new run.
+        repeat_hint: Advice on how to train again, shown if the run is complete.
     """
     from rove.models.device import choose_device
     from rove.models.load import check_model
@@ -134,11 +134,11 @@ def begin(
 
 @contextmanager
 def noting_interruption(run: Run, reporter: Reporter, setting: str, steps: int) -> Generator[None]:
-    """Say after Ctrl-C where a training run will continue.
+    """Return a context that reports after Ctrl-C from which step the training run will continue.
 
     Args:
         setting: Name of the setting for the steps between checkpoints.
-        steps: Its value.
+        steps: Value of this setting.
     """
     try:
         yield

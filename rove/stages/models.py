@@ -35,15 +35,15 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
     arch: str = "llama"
     """Architecture: llama, lfm2 or qwen3."""
     size: str = "tiny"
-    """tiny (0.5 M parameters) or small (4 M)."""
+    """Size: tiny (0.5 M parameters) or small (4 M)."""
     vocab_size: PositiveInt = 512
     """Maximum size of the vocabulary."""
     word_share: Fraction = 0.05
-    """Minimum share of the rollouts with a word that becomes one token; other words are spelled."""
+    """A word becomes a single token if at least this share of the rollouts contain it; other words are spelled."""
     games: PositiveInt = 300
-    """Rollouts of each scripted policy on which the tokenizer is trained."""
+    """Number of rollouts of each scripted policy on which the tokenizer is trained."""
     output: str | None = None
-    """Folder to write; by default models/ENV-ARCH-SIZE."""
+    """Folder to write; by default, models/ENV-ARCH-SIZE."""
     seed: NonNegativeInt = 0
     """Random seed of the weights."""
     env_dir: str | None = None
@@ -58,7 +58,7 @@ class NewModel(NamedTuple):
     parameters: int
     """Number of parameters."""
     vocabulary: int
-    """Number of tokens."""
+    """Number of tokens in the vocabulary."""
     policies: list[str]
     """Names of the environment's scripted policies."""
 
@@ -80,9 +80,9 @@ def new_model(
     Args:
         env: Name of an environment, or an environment.
         output: Folder to write. Default: models/ENV-ARCH-SIZE.
-        config: All settings; default: those of `rove model new`.
+        config: All settings. Default: the defaults of `rove model new`.
         reporter: Shows the result. Default: the console or the notebook.
-        settings: Single settings, such as `arch="qwen3"` or `seed=1`; they override those of `config`.
+        settings: Single settings, such as `arch="qwen3"` or `seed=1`; they override the settings in `config`.
 
     Raises:
         ConfigError: A setting is unknown or out of range, there is no such environment, or the folder is not empty.
@@ -96,7 +96,7 @@ def new_model(
 
 
 async def environment_texts(env: Environment, config: ModelConfig) -> list[str]:
-    """Return a text per rollout of the environment's scripted policies, or its prompts if it has none."""
+    """Return a text per rollout of the environment's scripted policies; the environment's prompts if it has no policies."""
     texts: list[str] = []
     for name, policy in env.policies.items():
         client = ScriptedClient(policy, name)

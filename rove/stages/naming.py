@@ -1,4 +1,4 @@
-"""Names of run folders, and words of command lines for hints."""
+"""Make names of run folders, and parts of command lines for hints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def short(model: str) -> str:
 
 
 class EnvironmentSettings(Protocol):
-    """Settings that name an environment: those of `rove eval` or `rove rl`."""
+    """Settings that name an environment, such as the settings of `rove eval` or `rove rl`."""
 
     @property
     def env(self) -> str: ...  # noqa: D102

@@ -1,8 +1,7 @@
-"""The whole loop in stages: a model, data, SFT, RL, and a table of results. Each stage is a run and can be resumed."""
+"""The whole pipeline in stages: a model, data, SFT, RL, and a table of results. Each stage is a run and can be resumed."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,13 +15,16 @@ from rove.core.messages import as_messages, text_of
 from rove.core.plain import JsonMapping, JsonObject
 from rove.envs.loading import environment_version
 from rove.runs.run import Run
-from rove.stages.completion import RESULTS, check_stages, read_completion, write_completion
+from rove.runs.train_folder import COMPLETE, RESULTS, ResultRow, TrainFolder
+from rove.stages.clients import SCRIPTED
+from rove.stages.completion import check_stages, read_completion, write_completion
 from rove.stages.evaluation import EvalConfig, run_eval
-from rove.stages.models import run_model_new, show_model
+from rove.stages.models import model_text, run_model_new
 from rove.stages.recipe import FULL, Column, Recipe, RLStage
 from rove.stages.reporter import Reporter
 from rove.statistics.format import interval, percent
 from rove.utils.console import TextTable, styled
+from rove.utils.files import atomic_write
 from rove.utils.processes import peak_memory, release_memory
 
 if TYPE_CHECKING:
@@ -31,17 +33,7 @@ if TYPE_CHECKING:
 
 BASE = "base"
 SAMPLED = "at T = 1"
-"""End of the name of a row that repeats the row before it with sampling."""
-
-
-class Row(msgspec.Struct, frozen=True):
-    """A row of the results table."""
-
-    name: str
-    model: str
-    """Folder or name of the model that was evaluated."""
-    conditions: dict[str, JsonObject]
-    """Condition → summary of its evaluation."""
+"""Suffix in the name of a row that repeats the row before it, but with sampling."""
 
 
 class Pipeline:
@@ -61,7 +53,7 @@ class Pipeline:
         """Called after each training step with the stage's folder, the step's metrics, and the maximum number of steps."""
         self.after_stage: Callable[[Path], None] = lambda folder: None
         """Called with the folder of each training stage when it is complete."""
-        self.rows: list[Row] = []
+        self.rows: list[ResultRow] = []
         self._notes: list[str] | None = None
         # A resumed run measures only the time since it was started again.
         self._is_continued = (recipe.folder / "data").exists() or (recipe.folder / "rl1").exists()
@@ -82,7 +74,7 @@ class Pipeline:
         completion = read_completion(recipe)
         if completion is None:
             return False
-        self.rows = msgspec.json.decode((recipe.folder / RESULTS).read_bytes(), type=list[Row])
+        self.rows = msgspec.json.decode((recipe.folder / RESULTS).read_bytes(), type=list[ResultRow])
         self._notes = completion.notes
         stages = len(recipe.rl) + (recipe.sft is not None)
         for _ in range(stages):
@@ -90,13 +82,15 @@ class Pipeline:
         self.reporter.note(f"{recipe.folder} is complete; delete the folder to train again")
         return True
 
-    def run(self) -> list[Row]:
+    def run(self) -> list[ResultRow]:
         """Run all stages; return the rows of the results table."""
         recipe, say = self.recipe, self.reporter.title
         check_stages(recipe, self._evaluations())
+        # The rows are written one by one from now on: a mark of an earlier recipe must not call some of them complete.
+        (recipe.folder / COMPLETE).unlink(missing_ok=True)
         if recipe.new_model is not None and not (Path(recipe.model) / "config.json").exists():
             say("Create a new model with random weights")
-            show_model(recipe.new_model, run_model_new(recipe.new_model), self.reporter)
+            self.reporter.note(model_text(recipe.new_model, run_model_new(recipe.new_model)))
         else:
             say(f"Start from the model {recipe.model}")
         if recipe.data is not None:
@@ -121,13 +115,12 @@ class Pipeline:
         has_temperatures = any(condition.own_temperature for condition in recipe.conditions)
         if recipe.data is not None and not is_full and not has_temperatures:
             self.measure(f"{self.rows[-1].name} {SAMPLED}", trained, temperature=1.0)
-        (recipe.folder / RESULTS).write_bytes(msgspec.json.encode(self.rows))
         self._write_cards()
-        write_completion(recipe, self.notes())
+        write_completion(recipe, self.notes(), self.cost)
         return self.rows
 
     def _write_cards(self) -> None:
-        """Write the rows of the results table into the card of each trained model, up to the row of that model."""
+        """Write the rows of the results table, up to the row of the model, into the card of each trained model."""
         from rove.train.model_card import Measurement, write_card
 
         version = environment_version(self.recipe.env, self.recipe.env_dir, self.recipe.env_args)
@@ -143,7 +136,7 @@ class Pipeline:
                 config = msgspec.structs.replace(config, model=run.config()["config"]["model"])
                 write_card(Path(row.model), run, config, run.summary() or {}, measurements, row.name)
 
-    def _config_of(self, row: Row) -> RLConfig | SFTConfig | None:
+    def _config_of(self, row: ResultRow) -> RLConfig | SFTConfig | None:
         """Return the settings of the stage that trained the model of a row; None for another model."""
         if row.name == "+ SFT":
             return self.recipe.sft
@@ -177,7 +170,7 @@ class Pipeline:
         return str(result.model)
 
     def _run_rl(self, stage: RLStage, model: str) -> str:
-        """Run an RL stage from a model and measure the result; return its folder."""
+        """Run an RL stage from a model, and measure the trained model; return its folder."""
         from rove.stages.rl import run_rl
 
         folder = self.recipe.folder / stage.folder
@@ -189,7 +182,7 @@ class Pipeline:
         return str(result.model)
 
     def follow(self) -> None:
-        """Train together with the first process, stage by stage, as one of the other processes."""
+        """In a process other than the first, train together with the first process, stage by stage."""
         from rove.models.load import load_model
         from rove.train.rl import follow_rl
         from rove.train.sft import follow_sft
@@ -213,14 +206,13 @@ class Pipeline:
             folder = self.eval_folder(name, condition.name)
             config = self.recipe.evaluation_of(condition.config, model, folder, **changes)
             summaries[condition.name] = self._evaluate(config, f"{name} {condition.name}".strip())
-        self.rows.append(Row(name, model, summaries))
+        self.rows.append(ResultRow(name, model, summaries))
+        # After each row, so that the viewer shows the table of a run that is not complete.
+        atomic_write(self.recipe.folder / RESULTS, msgspec.json.encode(self.rows))
 
     def eval_folder(self, row: str, condition: str) -> Path:
         """Return the run folder of a row's evaluation."""
-        name = "".join(c if c.isalnum() else "-" for c in f"{row}-{condition}").strip("-")
-        folder = self.recipe.folder / "eval"
-        # Runs of earlier versions have names with several dashes in a row, and continue.
-        return folder / name if (folder / name).exists() else folder / re.sub("-+", "-", name)
+        return TrainFolder(self.recipe.folder).evaluation_folder(row, condition)
 
     def _evaluate(self, config: EvalConfig, title: str = "") -> JsonObject:
         result, _ = run_eval(config, self.reporter, title)
@@ -228,13 +220,13 @@ class Pipeline:
         return result.to_dict()
 
     def notes(self) -> list[str]:
-        """Return notes on stages whose weights are chosen by examples that the results table reports."""
+        """Return notes on stages whose weights are selected by examples that the results table reports."""
         if self._notes is None:
             self._notes = self._compare_examples()
         return self._notes
 
     def _compare_examples(self) -> list[str]:
-        """Return the notes; see `notes`."""
+        """Compare the examples, and return the notes that `notes` caches."""
         from rove.train.held_out import overlap_note, shared_note
 
         recipe = self.recipe
@@ -288,7 +280,7 @@ class Pipeline:
         return table
 
 
-def results_table(recipe: Recipe, rows: list[Row]) -> Table:
+def results_table(recipe: Recipe, rows: list[ResultRow]) -> Table:
     """Return the results table: measured rows, then the published baseline."""
     conditions = [condition.name for condition in recipe.conditions if condition.name]
     title = f"{recipe.evaluation.num_examples} rollouts per row"
@@ -296,12 +288,17 @@ def results_table(recipe: Recipe, rows: list[Row]) -> Table:
         title += "; in %"
     if conditions:
         title += "; " + ", then ".join(conditions)
+    # One column for lengths: the last condition, which is greedy, shows what the model itself prefers to write.
+    title += f"; tokens per rollout, truncated rollouts: {conditions[-1]}" if conditions else ""
     table = TextTable(title=title, width=98)
-    table.add_column("model")
+    table.add_column("model", overflow="fold")  # a cut name of a policy could not be used
     for column in recipe.columns:
         table.add_column(column.title, justify="right")
+    table.add_column("tokens", justify="right")
     for row in rows:
-        table.add_row(row.name, *(_cell(row.conditions[column.condition], column) for column in recipe.columns))
+        cells = [_cell(row.conditions[column.condition], column) for column in recipe.columns]
+        summary = row.conditions[recipe.conditions[-1].name]
+        table.add_row(row.name, *cells, f"{_tokens(row, summary)}\n{_truncated(summary)}")
     if recipe.baseline:
         table.add_section()
         table.add_row(styled(("published baseline", "dim")))
@@ -310,8 +307,8 @@ def results_table(recipe: Recipe, rows: list[Row]) -> Table:
     return table
 
 
-def functions_without_column(recipe: Recipe, rows: list[Row]) -> list[str]:
-    """Return the reward functions that a table of rewards with intervals has no room for."""
+def functions_without_column(recipe: Recipe, rows: list[ResultRow]) -> list[str]:
+    """Return the reward functions for which a table of rewards with intervals has no room."""
     if not rows or not any("reward" in column.values for column in recipe.columns):
         return []
     shown = {value for column in recipe.columns for value in column.values}
@@ -326,6 +323,19 @@ def _cell(summary: JsonObject, column: Column) -> str:
     if not column.interval:
         return "/".join(percent(value.get("mean")) for value in values)
     return " / ".join(_mean_with_interval(value) for value in values)
+
+
+def _tokens(row: ResultRow, summary: JsonMapping) -> str:
+    """Return the mean number of tokens in the responses of a rollout; "–" for a scripted policy, which has no tokenizer."""
+    tokens = summary.get("tokens_per_rollout", {}).get("completion")
+    if tokens is None or row.model.startswith(SCRIPTED):
+        return "–"
+    return f"{tokens:.1f}"
+
+
+def _truncated(summary: JsonMapping) -> str:
+    share = summary.get("truncation_share")
+    return "–" if share is None else f"{percent(share)}%"
 
 
 def _mean_with_interval(value: JsonMapping) -> str:

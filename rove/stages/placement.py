@@ -42,13 +42,13 @@ class EvaluationTarget(NamedTuple):
 
 
 def evaluation_target(config: SFTConfig, data: Run | None) -> EvaluationTarget:
-    """Return the environment of the settings, else that of the data.
+    """Return the environment of the settings, else the environment of the data.
 
-    The data may come from others, so its environment is loaded by name only, without its `env_dir` and interpreter.
+    The data may come from an untrusted source, so its environment is loaded only by name, without its `env_dir` and interpreter.
     Text arguments are allowed only in data that this user's rove wrote, because texts can name code or commands.
 
     Raises:
-        ConfigError: The data does not name an environment, or names one that might be downloaded.
+        ConfigError: The data does not name an environment, or names an environment that might be downloaded.
     """
     if config.env is not None:
         return EvaluationTarget(config.env, config.env_args, config.env_dir, Isolation())
@@ -76,7 +76,7 @@ def evaluation_target(config: SFTConfig, data: Run | None) -> EvaluationTarget:
 def place_model(config: SFTConfig, final: Path, data: SFTData, run: Run, reporter: Reporter) -> None:
     """Evaluate the trained model and the scripted policies; show a table of the results, and store them in the run's summary.
 
-    An error is shown as one line and not raised, since training has succeeded.
+    An error is shown as one line and not raised, because training has succeeded.
     """
     if not config.final_eval_rollouts or (data.run is None and config.env is None):
         return
@@ -116,7 +116,7 @@ def place_model(config: SFTConfig, final: Path, data: SFTData, run: Run, reporte
 
 
 def _survey(config: SFTConfig, target: EvaluationTarget) -> tuple[list[str], list[str]]:
-    """Return the names of the environment's scripted policies, and the keys of the examples that are evaluated."""
+    """Return the names of the environment's scripted policies, and the keys of the examples to evaluate."""
     with temporary_environment(target.env, target.env_dir, target.env_args, target.isolation) as env:
         # With --env, the user has asked for this environment, judge included.
         if config.env is None:
@@ -127,7 +127,7 @@ def _survey(config: SFTConfig, target: EvaluationTarget) -> tuple[list[str], lis
 def _measure_all(
     config: SFTConfig, target: EvaluationTarget, final: Path, data: SFTData, names: list[str], reporter: Reporter
 ) -> list[PolicyResult]:
-    """Return the results of the trained model, then those of the scripted policies."""
+    """Return the result of the trained model, followed by the results of the scripted policies."""
     from rove.train.policy_comparison import turn_limit
 
     with reporter.progress(f"{target.env} after SFT", 1 + len(names)) as progress:
@@ -142,7 +142,7 @@ def _measure_all(
 
 
 def _reward_of(row: PolicyResult) -> str:
-    """Return whose reward was measured, and the reward."""
+    """Return a text with the name of a policy or model and its reward."""
     return f"{row.name}: reward {row.reward:.3f}"
 
 
@@ -154,7 +154,7 @@ def _measure(
     max_tokens: int,
     progress: TaskProgress,
 ) -> PolicyResult:
-    """Evaluate a client, or the scripted policy of that name, in a freshly loaded environment."""
+    """Evaluate a client, or the scripted policy `name`, in a freshly loaded environment."""
     from rove.train.policy_comparison import measure_policy
 
     # Loaded for each measurement, because `evaluate` tears the environment down.
@@ -183,7 +183,7 @@ def _refuse_judges(env: Environment, target: EvaluationTarget) -> None:
 
 
 def placement_table(rows: list[PolicyResult], title: str) -> Table:
-    """Return the table, ordered by reward; the first of `rows` belongs to the trained model."""
+    """Return the table, ordered by reward; the first of `rows` is the trained model's."""
     table = Table(title=title)
     table.add_column("")
     for column in ("reward", "95% interval", "format", " + ".join(rows[0].task_names) or "task"):

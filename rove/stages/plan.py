@@ -10,9 +10,10 @@ from rich.table import Table
 from rove.doctor.estimate import Estimate, Workload, estimate
 from rove.models.from_scratch import new_model
 from rove.models.load import LoadedModel
+from rove.runs.train_folder import RECIPE
 from rove.stages.examination import Examination
 from rove.stages.recipe import Recipe
-from rove.stages.request import ESTIMATE, RECIPE, REQUEST, recipe_digest
+from rove.stages.request import ESTIMATE, REQUEST, recipe_digest
 from rove.utils.event_loop import run_async
 from rove.utils.units import human_bytes, human_seconds
 
@@ -48,7 +49,7 @@ def estimate_stages(recipe: Recipe, examination: Examination, pretrained: Loaded
 
 
 def read_estimate(folder: Path) -> Estimate | None:
-    """Return the estimate of a folder's recipe; None if there is none, or the recipe was edited."""
+    """Return the estimate of a folder's recipe; None if there is no estimate, or the recipe was edited."""
     if not (folder / ESTIMATE).exists() or not (folder / REQUEST).exists():
         return None
     made_for = msgspec.json.decode((folder / REQUEST).read_bytes())

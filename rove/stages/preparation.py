@@ -16,12 +16,13 @@ from rove.envs.loading import environment_arguments, load_environment
 from rove.models.load import LoadedModel, load_for_sampling
 from rove.models.pretrained import model_path
 from rove.runs.provenance import seal
+from rove.runs.train_folder import RECIPE
 from rove.stages.choice import choose, limited, requested_examples
 from rove.stages.examination import Evidence, Examination, examine
 from rove.stages.plan import estimate_stages
 from rove.stages.recipe import Recipe, RecipeFile, Section, as_toml
 from rove.stages.reporter import Reporter
-from rove.stages.request import ESTIMATE, EVIDENCE, RECIPE, REQUEST, TrainRequest, recipe_digest, with_held_out
+from rove.stages.request import ESTIMATE, EVIDENCE, REQUEST, TrainRequest, recipe_digest, with_held_out
 from rove.train.held_out import count_shared, keys_of
 from rove.utils.event_loop import run_async
 from rove.utils.files import atomic_write
@@ -31,7 +32,7 @@ from rove.utils.processes import release_memory
 def count_examples(
     env: str, env_dir: str | None, env_args: JsonMapping, requested: tuple[int, int]
 ) -> tuple[int | None, int | None]:
-    """Return how many training and evaluation examples an environment has if `requested` are requested.
+    """Return the numbers of training and evaluation examples that an environment has if `requested` are requested.
 
     Raises:
         ConfigError: The environment cannot be loaded with this many examples.
@@ -75,7 +76,8 @@ def examine_environment(
 def examine_recipe(
     recipe: Recipe, reporter: Reporter, needs_model: bool
 ) -> tuple[Examination | None, LoadedModel | None]:
-    """Examine the environment of a recipe that rove did not choose for it; None if it has no policies to compare a model with.
+    """Examine the environment of a recipe that rove did not choose for it. Return None if it has no policies to compare a model
+    with.
 
     Args:
         recipe: The recipe.
@@ -99,10 +101,11 @@ def examine_recipe(
 
 
 def choose_examples(request: TrainRequest, evidence: Evidence) -> tuple[list[Section], Evidence]:
-    """Return the settings of all stages, and the evidence with what is known only when examples are made.
+    """Return the settings of all stages, and the evidence, completed with facts that are known only after examples are generated.
 
-    An argument `seed` may make other examples, or reshuffle a fixed pool, or draw again from a small space. So the examples of
-    both seeds are compared. Where they repeat, one seed is used for all if that at least halves the repetitions.
+    An argument `seed` may generate other examples, reshuffle a fixed pool, or draw again from a small space. So the examples of
+    both seeds are compared. If examples repeat, a single seed is used for all purposes, provided that this at least halves the
+    repetitions.
     """
     sections, evidence = _counted(request, evidence)
     evidence = _with_shared(request, evidence, sections)
@@ -127,7 +130,7 @@ def _counted(request: TrainRequest, evidence: Evidence) -> tuple[list[Section], 
 
 
 def _with_shared(request: TrainRequest, evidence: Evidence, sections: Sequence[Section]) -> Evidence:
-    """Return the evidence with the number of the table's examples that also choose the weights."""
+    """Return the evidence with the number of the table's examples that also select the weights."""
     values = {section.name: section.values for section in sections}
     table = values["evaluation"]
     [selection] = values["rl"][0]["evaluation"]
@@ -138,7 +141,7 @@ def _with_shared(request: TrainRequest, evidence: Evidence, sections: Sequence[S
 
 
 def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device: str = "auto") -> None:
-    """Examine an environment, and a pretrained model in it; write a recipe for them, and the evidence."""
+    """Examine an environment, and a pretrained model in it; write a recipe for them, and the collected evidence."""
     version = request.version  # of the code that is examined below
     env, model = request.env, request.model
     env_args = with_held_out(env, request.env_args)

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from rove.train.config import RLConfig, SFTConfig
 
 FULL = "full"
-"""Folder of the stage that `--full` adds."""
+"""Folder name of the stage that `--full` adds."""
 _ROVE = Path(__file__).resolve().parents[1]
 SHIPPED = _ROVE / "_configs" if (_ROVE / "_configs").is_dir() else _ROVE.parent / "configs"
-"""Recipes that come with rove: inside the installed package, or in a checkout next to it."""
+"""Folder of the recipes that come with rove: inside the installed package, or next to the package in a checkout."""
 
 
 class ExhaustiveConfig(Settings, frozen=True, kw_only=True):
@@ -46,11 +46,11 @@ class Column(Settings, frozen=True, kw_only=True):
     """A column of the results table."""
 
     title: str
-    """Heading."""
+    """Heading of the column."""
     values: list[str]
-    """Reward functions or metrics, or "reward"."""
+    """Names of the reward functions or metrics that the column shows, or "reward"."""
     condition: str = ""
-    """Name of the condition, if there are several."""
+    """Name of the condition to show, if there are several."""
     interval: bool = False
     """Show the mean with its 95% interval instead of the mean in percent."""
 
@@ -61,7 +61,7 @@ class BaselineRow(Settings, frozen=True, kw_only=True):
     name: str
     """Name of the row."""
     cells: list[str]
-    """One text per column."""
+    """Texts of the row, one per column."""
 
 
 class RLStage(msgspec.Struct, frozen=True):
@@ -70,9 +70,9 @@ class RLStage(msgspec.Struct, frozen=True):
     name: str
     """Name in the results table."""
     folder: str
-    """Name of its folder."""
+    """Name of the stage's folder."""
     config: RLConfig
-    """Settings; the model is filled in once the previous stage has trained it."""
+    """Settings of the stage; the model is filled in once the previous stage has trained it."""
 
 
 class Condition(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ class Condition(msgspec.Struct, frozen=True):
 
     name: str
     config: EvalConfig
-    """Settings; model and run folder are filled in for each row."""
+    """Settings of the evaluation; model and run folder are filled in for each row."""
     own_temperature: bool = False
     """Whether the recipe sets the temperature of this condition."""
 
@@ -93,13 +93,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     env_dir: str | None = None
     """Folder that is searched first for the environment."""
     folder: Path
-    """Contains the run folder of each stage."""
+    """Folder that contains the run folder of each stage."""
     model: str
     """Folder or name of the initial model."""
     new_model: ModelConfig | None = None
     """Settings of the initial model if it has to be created."""
     references: list[str] = []
-    """Models or scripted policies that are measured for comparison; by default the teacher."""
+    """Models or scripted policies that are measured for comparison; by default, the teacher."""
     data: EvalConfig | None = None
     """Settings of the teacher's rollouts; None without an SFT stage."""
     sft: SFTConfig | None = None
@@ -109,7 +109,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     evaluation: EvalConfig
     """Settings that all conditions share."""
     conditions: list[Condition]
-    """Evaluations of each row of the table."""
+    """Conditions under which each row of the table is evaluated."""
     columns: list[Column]
     """Columns of the table."""
     baseline: list[BaselineRow] = []
@@ -117,11 +117,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     exhaustive: ExhaustiveConfig | None = None
     """Settings of the exhaustive evaluation."""
     answers: int = 0
-    """Questions that are printed at the end with the first and the last model's answers."""
+    """Number of questions that are printed at the end with the first and the last model's answers."""
     device: str = "auto"
-    """Device of every model that runs here; unless it is "auto", it overrides the devices that the recipe names."""
+    """Device of every model that runs on this machine; unless it is "auto", it overrides the devices that the recipe names."""
     template_settings: JsonObject = {}
-    """Settings of the chat template of the initial model; the models that are trained keep them."""
+    """Settings of the initial model's chat template, which trained models keep."""
 
     @property
     def env_args(self) -> JsonObject:
@@ -129,7 +129,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         return self.evaluation.env_args
 
     def evaluation_of(self, config: EvalConfig, model: str, folder: Path, **changes: Any) -> EvalConfig:
-        """Return the settings of an evaluation of `model` in a run folder."""
+        """Return the settings for evaluating `model` in a run folder."""
         if self.device != "auto" and is_folder(model) and config.base_url is None:
             # Only a model folder is computed here; endpoints and scripted policies refuse a device.
             changes["device"] = self.device
@@ -142,18 +142,18 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
     """A `demo.toml` or `recipe.toml`. Tables of stages hold only the settings that differ from the defaults of their command."""
 
     env: str | None = None
-    """Environment; by default the one on the command line."""
+    """Environment; by default, the environment on the command line."""
     env_dir: str | None = None
     """Folder that is searched first for the environment."""
     references: list[str] = []
-    """Models or scripted policies that are measured for comparison; by default the teacher."""
+    """Models or scripted policies that are measured for comparison; by default, the teacher."""
     needs: str = ""
     """Time and memory that the demo needs; printed at its start."""
     model: JsonObject = {}
-    """`name` of the initial model, with `chat_template` and `template_args` if they are set, or the settings of a new one with
-    random weights; without them, `-m` names the model."""
+    """`name` of the initial model, with `chat_template` and `template_args` if they are set, or the settings of a new model
+    with random weights. Without this table, `-m` names the model."""
     data: JsonObject = {}
-    """Settings of the teacher's rollouts; without them, there is no teacher and no SFT stage."""
+    """Settings of the teacher's rollouts; without this table, there is no teacher and no SFT stage."""
     sft: JsonObject = {}
     """Settings of SFT on the teacher's rollouts."""
     rl: list[JsonObject]
@@ -165,17 +165,18 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
     evaluation: JsonObject
     """Settings of the evaluations of each row of the results table."""
     conditions: tuple[JsonObject, ...] = ({"name": ""},)
-    """Evaluations of each row: a name, and settings that differ from `evaluation`. Default: one without a name."""
+    """Conditions for evaluating each row: a name, and settings that differ from `evaluation`. Default: one condition without a
+    name."""
     columns: list[Column]
     """Columns of the results table."""
     baseline: list[BaselineRow] = []
-    """Published results, which the table repeats."""
+    """Published results that the results table repeats."""
     answers: NonNegativeInt = 0
-    """Questions of the evaluation that are printed at the end with the first and the last model's answers."""
+    """Number of the evaluation's questions that are printed at the end with the first and the last model's answers."""
     lora: JsonObject = {}
-    """What `--lora` changes: settings by stage, which train an adapter instead of the full model."""
+    """Settings that `--lora` changes, by stage; they train an adapter instead of the full model."""
     smoke: JsonObject = {}
-    """What `--smoke` changes: tiny sizes."""
+    """Settings that `--smoke` changes, by stage; they make all sizes tiny."""
 
     def complete(
         self,
@@ -190,11 +191,11 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
 
         Args:
             env: Name of the environment.
-            folder: Contains the run folder of each stage.
+            folder: Folder that contains the run folder of each stage.
             seed: Random seed of all stages.
-            model: Folder or name of the initial model. Default: that of the file, else a new one.
+            model: Folder or name of the initial model. Default: the file's model, else a new model.
             full: Whether to add the stage `full`.
-            device: Device of every model that runs here; unless it is "auto", it overrides the devices in the file.
+            device: Device of every model that runs on this machine; unless it is "auto", it overrides the devices in the file.
 
         Raises:
             ConfigError: A setting is unknown or out of range, or settings contradict each other.
@@ -281,18 +282,18 @@ def _rl_stage(name: str, defaults: JsonMapping, table: JsonMapping, folder: Path
 def load_recipe(
     name: str, variants: Sequence[str] = (), file: str | Path | None = None, model: str | None = None
 ) -> RecipeFile:
-    """Load the recipe of an environment's demo, or one that comes with rove.
+    """Load the recipe of an environment's demo, or a recipe that comes with rove.
 
     Args:
         name: Environment, or a recipe that comes with rove: configs/NAME.toml.
         variants: Tables of the recipe that change its other tables, applied in the order "lora", "smoke".
-        file: Recipe file; one that does not exist here may be a recipe that comes with rove: configs/NAME.toml.
+        file: Recipe file; if there is no such file, it may be a recipe that comes with rove: configs/NAME.toml.
             Default: the file `demo-MODEL.toml` for the initial model next to the environment's module, if there is one,
             else `demo.toml`.
         model: Initial model.
 
     Raises:
-        ConfigError: There is no such file, it is not a recipe, or it has no such variant.
+        ConfigError: There is no such file, the file is not a recipe, or the recipe has no such variant.
     """
     path = find_recipe(name, file, model)
     return read_recipe(path, read_toml(path), variants)
@@ -321,7 +322,7 @@ def read_recipe(path: Path, values: JsonObject, variants: Sequence[str] = ()) ->
     """Return a recipe from the values of a file, changed by its tables `variants`.
 
     Raises:
-        ConfigError: It is not a recipe, or it has no such variant.
+        ConfigError: The values are not a recipe, or the recipe has no such variant.
     """
     if "smoke" in variants and "smoke" not in values:
         values["smoke"] = _smoke_table(values)
@@ -340,7 +341,7 @@ def read_recipe(path: Path, values: JsonObject, variants: Sequence[str] = ()) ->
 
 
 def find_recipe(name: str, file: str | Path | None, model: str | None) -> Path:
-    """Return the file of a recipe; arguments as for `load_recipe`.
+    """Return the file of a recipe; see `load_recipe` for the arguments.
 
     Raises:
         ConfigError: There is no such file.
@@ -377,7 +378,7 @@ def _find_demo(name: str, model: str | None) -> Path:
 
 
 class Section(msgspec.Struct, frozen=True):
-    """A table, or a list of tables, of a recipe file; without a name, the settings at the top of the file."""
+    """A table, or a list of tables, of a recipe file; a section without a name holds the settings at the top of the file."""
 
     name: str
     values: Any

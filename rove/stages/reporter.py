@@ -22,9 +22,9 @@ from rove.utils.console import SafeConsole, styled
 from rove.utils.terminal_text import inert
 
 WIDTH = 100
-"""Columns if the output is not a terminal."""
+"""Width in columns if the output is not a terminal."""
 PROGRESS_LINES = 5
-"""Progress lines that a task prints if the output is not a terminal (approximately)."""
+"""Approximate number of progress lines that a task prints if the output is not a terminal."""
 SHOW_AFTER_S = 10.0
 """Seconds after which a step shows the progress within it."""
 LOG_EVERY_S = 30.0
@@ -35,7 +35,7 @@ class StepProgress:
     """Progress within the current step: the latest count of each activity. Thread-safe.
 
     Args:
-        clock: Returns the time in seconds; tests pass their own clock.
+        clock: Function that returns the time in seconds; tests pass their own clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -73,7 +73,7 @@ class TaskProgress:
         title: Name of the task.
         total: Number of steps; 0 if it is unknown.
         show: Called after every change.
-        done: Steps that an earlier process finished.
+        done: Number of steps that an earlier process finished.
     """
 
     def __init__(self, title: str, total: int, show: Callable[[TaskProgress], None], done: int = 0):
@@ -98,7 +98,7 @@ class TaskProgress:
 
 
 class Reporter(Protocol):
-    """Shows what a stage does. All texts are plain English sentences or labels without markup."""
+    """Shows the activity of a stage. All texts are plain English sentences or labels without markup."""
 
     def title(self, text: str) -> None:
         """Show the title of a stage that starts."""
@@ -134,7 +134,7 @@ class Reporter(Protocol):
         Args:
             title: Name of the task.
             total: Number of steps; 0 if it is unknown.
-            done: Steps that an earlier process finished; they do not count in the estimate of the remaining time.
+            done: Number of steps that an earlier process finished; they do not count in the estimate of the remaining time.
         """
         ...
 
@@ -156,7 +156,7 @@ class ConsoleReporter:
         self.console.print(f"\n{text}", style="bold")
 
     def note(self, text: str, *, important: bool = False) -> None:
-        """Print a message; an important one in yellow."""
+        """Print a message; print an important message in yellow."""
         self.console.print(styled(text), style="yellow" if important else None, soft_wrap=True)
 
     def warning(self, text: str) -> None:
@@ -193,7 +193,7 @@ class ConsoleReporter:
     def progress(self, title: str, total: int = 0, done: int = 0) -> Generator[TaskProgress]:
         """Show a live progress bar with a status text and the progress within long steps.
 
-        Without a terminal, print about `PROGRESS_LINES` lines in total, and one every `every_s` seconds in long steps.
+        Without a terminal, print about `PROGRESS_LINES` lines in total, and a line every `every_s` seconds in long steps.
         """
         if not self.console.is_terminal:
             with self._log_lines(title, total, done) as task:
@@ -241,7 +241,7 @@ class JsonLinesReporter:
     rollout's `text`; "table" with `title`, `columns` and `rows`.
 
     Args:
-        stream: Where to write.  [default: stderr]
+        stream: Stream to write to.  [default: stderr]
     """
 
     def __init__(self, stream: TextIO | None = None):
@@ -330,7 +330,7 @@ class Heartbeat:
     """Prints a line to a plain log if nothing else was printed for a while.
 
     Args:
-        print_line: Prints the line.
+        print_line: Function that prints the line.
         every_s: Maximum seconds between two lines.
     """
 

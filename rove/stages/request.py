@@ -12,8 +12,9 @@ from rove.core.plain import Arguments, JsonMapping, JsonObject
 from rove.envs.loading import environment_version
 from rove.envs.question_files import is_question_file
 from rove.runs.provenance import SEAL
+from rove.runs.train_folder import RECIPE
 
-RECIPE, REQUEST, EVIDENCE, ESTIMATE = "recipe.toml", "request.json", "evidence.json", "estimate.json"
+REQUEST, EVIDENCE, ESTIMATE = "request.json", "evidence.json", "estimate.json"
 """Names of files in the folder of all stages."""
 HELD_OUT = 0.1
 """Fraction of a file's questions that is used for evaluation only."""
@@ -22,35 +23,36 @@ TEMPLATE_SETTINGS = ("chat_template", "template_args")
 
 
 class TrainRequest(msgspec.Struct, frozen=True):
-    """What to train, and where."""
+    """A request to train: the model, the environment, and their settings."""
 
     env: str
     """Name of the environment, or a file of questions."""
     model: str | None = None
-    """Folder or name of a pretrained model; None for a new one."""
+    """Folder or name of a pretrained model; None for a new model."""
     env_args: Arguments = {}
     """Arguments of the environment."""
     env_dir: str | None = None
     """Folder that is searched first for the environment."""
     chat_template: str | None = None
-    """Chat template of the pretrained model in place of its own."""
+    """Chat template that replaces the pretrained model's own."""
     template_args: Arguments = {}
-    """Variables of its chat template."""
+    """Variables of the pretrained model's chat template."""
 
     @property
     def values(self) -> JsonObject:
-        """Return the fields; without settings of the chat template, those of older versions, whose folders can be continued."""
+        """Return the fields; without settings of the chat template, they equal the fields of older versions, so that their
+        folders can be continued."""
         values = msgspec.to_builtins(self)
         return {name: value for name, value in values.items() if value or name not in TEMPLATE_SETTINGS}
 
     @property
     def template_settings(self) -> JsonObject:
-        """Return the settings of the chat template that are given."""
+        """Return the settings of the chat template that are set."""
         return {name: value for name, value in self.values.items() if name in TEMPLATE_SETTINGS}
 
     @property
     def version(self) -> str:
-        """The version of the environment that a recipe is made for."""
+        """The version of the environment for which a recipe is made."""
         return environment_version(self.env, self.env_dir, with_held_out(self.env, self.env_args))
 
     def folder_name(self, seed: int) -> str:

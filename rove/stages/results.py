@@ -1,4 +1,4 @@
-"""Results of the stages, which functions return and notebooks show."""
+"""Results of the stages, as functions return them and notebooks show them."""
 
 # Many methods of matplotlib have no types.
 # pyright: reportUnknownMemberType=false
@@ -45,7 +45,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(Finding, frozen=True, omit_defaults=True, kw_only=True):
-    """A finding about a stage of `rove train`: why it does not improve the model."""
+    """A finding about a stage of `rove train`: the reason why it does not improve the model."""
 
     stage: str
     """The stage: "sft", "rl1", …, or "examine" for the environment before training."""
@@ -70,7 +70,7 @@ class TrainingResult(ShownAsText):
     """
 
     model: Path
-    """Folder of the trained model or adapter: the last weights, or the best ones by `keep_best`."""
+    """Folder of the trained model or adapter: the last weights, or the best weights by `keep_best`."""
     run: Run
     """The run folder."""
 
@@ -96,7 +96,7 @@ class TrainingResult(ShownAsText):
 
     @property
     def stopped(self) -> str | None:
-        """Why training ended before its last step; None if it did not."""
+        """Reason why training ended before its last step; None if it did not."""
         return self.ending.stopped
 
     @property

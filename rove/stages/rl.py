@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rove.train.worker_group import Ranks
 
 BOOKKEEPING = {"vllm", "checkpoint_every", "keep_checkpoints", "show_every", "log_token_stats"}
-"""Settings that may change when an RL run is resumed, in addition to those of every stage."""
+"""Settings that may change when an RL run is resumed, in addition to the settings that may change in every stage."""
 
 
 def rl(
@@ -40,7 +40,7 @@ def rl(
 ) -> TrainingResult:
     """Train a model in an environment with RL, which compares the rewards of the rollouts within each group.
 
-    A run that was stopped continues from its last checkpoint; a complete one is not repeated.
+    A run that was stopped continues from its last checkpoint; a complete run is not repeated.
 
     Example:
         >>> result = rove.rl("runs/sft/final", "tictactoe", steps=100, max_tokens=32)
@@ -48,15 +48,15 @@ def rl(
     Args:
         model: Initial model: a folder, or a name that `rove model list` prints. May be in `config`.
         env: Name of an environment, or an environment. May be in `config`. The evaluations of a run name their environments.
-        config: All settings; default: those of `rove rl`.
+        config: All settings. Default: the defaults of `rove rl`.
         overwrite: Whether to discard an earlier run in the folder.
         reporter: Shows progress. Default: the console or the notebook.
-        settings: Single settings, such as `steps=100` or `loss={"kind": "grpo"}`; they override those of `config`.
+        settings: Single settings, such as `steps=100` or `loss={"kind": "grpo"}`; they override the settings in `config`.
 
     Raises:
         ConfigError: A setting is unknown, out of range, or contradicts another; or there is no such model or environment.
         RunError: The run folder cannot be used, or every rollout of a step failed.
-        TrainingError: Loss or gradient were not finite in too many steps in a row.
+        TrainingError: The loss or the gradient was not finite in too many consecutive steps.
     """
     with needs_train_extra():
         from rove.train.config import RLConfig
@@ -87,8 +87,8 @@ def run_rl(
 
     Args:
         ranks: The training processes. Default: this process alone.
-        env: The environment, if it is loaded already. Default: the one that the settings name.
-        repeat_hint: How to train again if the run is complete.
+        env: The environment, if it is loaded already. Default: the environment that the settings name.
+        repeat_hint: Advice on how to train again, shown if the run is complete.
     """
     from rove.train.initial_model import check_template
     from rove.train.learner import describe_lora
@@ -104,8 +104,10 @@ def run_rl(
         env = open_environment(config.env, config.env_dir, config.env_args, config.environment_isolation)
     else:  # without a source, it was not loaded by name, so its arguments and rubric count
         version = env.identity["env"] if env.source else env.identity
-    check_template(config, needs_template=lambda: env.message_type == "chat")
-    identity = identity_of(config, BOOKKEEPING, env=version)
+    check_template(config, lambda renderer: renderer.check_environment(env, train=True))
+    # Without the rule of earlier versions, the identity is theirs, so that their runs can be resumed.
+    default_rule = {"equal_best"} if config.equal_best == "last" else set[str]()
+    identity = identity_of(config, BOOKKEEPING | default_rule, env=version)
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
     with run, noting_interruption(run, reporter, "checkpoint_every", config.checkpoint_every):
         start = begin(
@@ -168,7 +170,7 @@ def _status(metrics: Mapping[str, float]) -> str:
 
 
 def progress_finding(config: RLConfig, metrics: list[dict[str, float]]) -> Finding | None:
-    """Return a finding if nothing was learned, or if the reward did not rise although it should have."""
+    """Return a finding if the model learned nothing, or if the reward did not rise although it should have."""
     from rove.train.evaluation import flat_reward
 
     steps = [row for row in metrics if row["step"]]  # without the measurement of the initial weights

@@ -1,4 +1,4 @@
-"""The client with which `rove serve` answers requests, and the settings."""
+"""The settings of `rove serve`, and the client with which it answers requests."""
 
 from __future__ import annotations
 
@@ -33,39 +33,39 @@ from rove.stages.reporter import Reporter
 
 HELLO: JsonObject = {"messages": [{"role": "user", "content": "Hello"}]}
 ROWS = 10_000
-"""Rows of each dataset that a scripted policy can answer."""
+"""Maximum number of rows of each dataset that a scripted policy can answer."""
 
 
 class ServeConfig(Settings, frozen=True, kw_only=True):
     """Settings of `rove serve`."""
 
     model: str
-    """A model folder, a name in endpoints.toml, or scripted:NAME."""
+    """Model: a folder, a name in endpoints.toml, or scripted:NAME."""
     trust_remote_code: bool = False
     """Run Python files that the model folder contains."""
     device: Device = "auto"
     """Device that the model computes on: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"."""
     chat_template: str | None = None
-    """Chat template of a model folder in place of its own: "chatml", or the path of a Jinja file."""
+    """Chat template that replaces the model folder's own: "chatml", or the path of a Jinja file."""
     template_args: Arguments = {}
-    """Variables of the chat template of a model folder in every conversation, such as {"enable_thinking": false}; those of
-    a request win."""
+    """Variables of a model folder's chat template in every conversation, such as {"enable_thinking": false}; variables of a
+    request take precedence."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Port = 8000
-    """Port to listen on; 0 picks a free one."""
+    """Port to listen on; 0 picks a free port."""
     api_key_var: str | None = None
     """Environment variable with the API key that requests must send; None = no key."""
     name: str | None = None
-    """Name of the model in requests; by default MODEL, without "scripted:"."""
+    """Name of the model in requests; by default, MODEL without "scripted:"."""
     max_batch: PositiveInt = 256
-    """Maximum concurrent responses; further requests wait."""
+    """Maximum number of concurrent responses; further requests wait."""
     drain_seconds: SecondsOrZero = 30.0
-    """Seconds in which running requests may finish after SIGTERM or Ctrl-C."""
+    """Maximum seconds to wait for running requests after SIGTERM or Ctrl-C."""
     adapters: dict[str, str] = {}
     """LoRA adapters of a model folder: name in requests → folder in PEFT's format."""
     endpoints: str | None = None
-    """File of named endpoints; by default endpoints.toml, configs/endpoints.toml."""
+    """File of named endpoints; by default, endpoints.toml, else configs/endpoints.toml."""
     env: str | None = None
     """Environment that has the scripted policy."""
     env_args: Arguments = {}
@@ -87,7 +87,7 @@ class ServeConfig(Settings, frozen=True, kw_only=True):
 
 
 class _RecordingState(State):
-    """A state that records the first missing key that was read."""
+    """A state that records the first key that was read but is missing."""
 
     missing: str | None = None
 
@@ -224,8 +224,8 @@ class OpenEnvConfig(Settings, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Port = 8000
-    """Port to listen on; 0 picks a free one."""
+    """Port to listen on; 0 picks a free port."""
     max_sessions: PositiveInt = 1024
-    """Maximum concurrent sessions; others are refused."""
+    """Maximum number of concurrent sessions; further sessions are refused."""
     seed: NonNegativeInt = 0
-    """Random seed of episodes whose reset gives none."""
+    """Random seed of episodes whose reset does not set a seed."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rove.train.worker_group import Ranks
 
 BOOKKEEPING = {"env", "env_args", "final_eval_rollouts"}
-"""Settings that may change when an SFT run is resumed, in addition to those of every stage."""
+"""Settings that may change when an SFT run is resumed, in addition to the settings that may change in every stage."""
 
 
 def sft(
@@ -37,7 +37,7 @@ def sft(
 ) -> TrainingResult:
     """Fine-tune a model on rollouts or messages until the validation loss no longer falls, and evaluate the result.
 
-    A run that was stopped continues from its last checkpoint; a complete one is not repeated.
+    A run that was stopped continues from its last checkpoint; a complete run is not repeated.
 
     Example:
         >>> result = rove.sft("models/mine", "runs/teacher", min_reward=1.0, epochs=3)
@@ -45,15 +45,15 @@ def sft(
     Args:
         model: Initial model: a folder, or a name that `rove model list` prints. May be in `config`.
         data: Run folder, file of messages, or a list of conversations (see `rove.train.sft_data`). May be in `config`.
-        config: All settings; default: those of `rove sft`.
+        config: All settings. Default: the defaults of `rove sft`.
         overwrite: Whether to discard an earlier run in the folder.
         reporter: Shows progress. Default: the console or the notebook.
-        settings: Single settings, such as `learning_rate=1e-4` or `lora={"rank": 8}`; they override those of `config`.
+        settings: Single settings, such as `learning_rate=1e-4` or `lora={"rank": 8}`; they override the settings in `config`.
 
     Raises:
         ConfigError: A setting is unknown, out of range, or contradicts another; or there is no such model.
         RunError: The data or the run folder cannot be used.
-        TrainingError: Loss or gradient were not finite in too many steps in a row.
+        TrainingError: The loss or the gradient was not finite in too many consecutive steps.
     """
     with needs_train_extra():
         from rove.train.config import SFTConfig
@@ -90,18 +90,18 @@ def run_sft(
     Args:
         ranks: The training processes. Default: this process alone.
         source: Data in memory. Default: `config.data`.
-        repeat_hint: How to train again if the run is complete.
+        repeat_hint: Advice on how to train again, shown if the run is complete.
     """
     from rove.train.initial_model import check_template
     from rove.train.learner import describe_lora
     from rove.train.sft import train_sft
-    from rove.train.sft_data import SFTData
+    from rove.train.sft_data import SFTData, check_conversations
     from rove.train.worker_group import SINGLE_PROCESS
 
     config.check()
     ranks = ranks or SINGLE_PROCESS
     data = SFTData(config.data if source is None else source, config)
-    check_template(config, needs_template=lambda: any(not row.is_text for row in data.conversations))
+    check_template(config, lambda renderer: check_conversations(renderer, data.conversations, config))
     # The defaults are left out, because runs of older versions do not have these settings.
     bookkeeping = BOOKKEEPING
     if config.loss_on == "all":

@@ -21,7 +21,7 @@ from rove.rollouts.evaluate import Options, run_identity
 from rove.stages.evaluation import EvalConfig, check_client
 
 TABLES = ("eval", "ablation")
-"""Names of the array of tables in a file, which mean the same. Each table is one evaluation, or several if it has a `sweep`."""
+"""The two equivalent names of the array of tables in a file. Each table is one evaluation, or several if it has a `sweep`."""
 
 
 class Evaluation(NamedTuple):
@@ -36,7 +36,7 @@ class Evaluation(NamedTuple):
 
 @contextmanager
 def error_source(source: str, separator: str = ": ") -> Generator[None]:
-    """Prefix config errors with the place in a file."""
+    """Return a context that puts the place in a file before config errors."""
     try:
         yield
     except ConfigError as error:
@@ -57,9 +57,9 @@ def as_words(values: JsonMapping) -> list[str]:
 def expand(content: JsonMapping) -> Iterator[tuple[str, str, JsonObject]]:
     """Yield every evaluation of a file: (table, sweep point, settings).
 
-    Settings and a `sweep` at the top of the file apply to every table that does not override them; a file without tables is one
-    table. A sweep is a table of lists under plain or dotted names; it expands to all combinations of the listed values,
-    with the last name varying fastest.
+    Settings and a `sweep` at the top of the file apply to every table that does not override them; a file without tables counts
+    as a single table. A sweep is a table of lists under plain or dotted names; it expands to all combinations of the listed
+    values, with the last name varying fastest.
 
     Raises:
         ConfigError: A value is not a table or list where one is expected.
@@ -136,7 +136,7 @@ def check(evaluations: Sequence[Evaluation]) -> None:
 
 
 def varied(evaluations: Sequence[Evaluation]) -> list[JsonObject]:
-    """Return, for each evaluation, the settings that are not the same in all of them, by dotted name."""
+    """Return, for each evaluation, the settings that are not the same in all evaluations, by dotted name."""
     settings = [dotted(msgspec.to_builtins(evaluation.config)) for evaluation in evaluations]
     first = settings[0]
     names = dict.fromkeys(itertools.chain.from_iterable(settings))

@@ -19,7 +19,7 @@ from rove.statistics.format import cut, folded, number, percent, seconds, signed
 from rove.utils.console import TextTable, styled
 
 MAX_COLUMNS = 100
-"""Width of the lines below a table."""
+"""Maximum width of the lines below a table."""
 
 
 def counts_line(summary: JsonMapping, unit: str = "tokens") -> Text:
@@ -47,7 +47,7 @@ def counts_line(summary: JsonMapping, unit: str = "tokens") -> Text:
 
 
 def _of_all(summary: JsonMapping, name: str) -> str:
-    """Return a count as a percentage, if there are enough rollouts for a meaningful percentage."""
+    """Return a count with a percentage if there are enough rollouts for a meaningful percentage."""
     share = summary.get(name)
     return f", {percent(share)}%" if share is not None and summary["rollouts"] >= 20 else ""
 
@@ -126,7 +126,7 @@ def curves_table(metrics: Sequence[Mapping[str, float]], title: str) -> Table:
 
 
 MESSAGE_LIMIT = 2_000
-"""Maximum characters shown of one message."""
+"""Maximum number of characters shown of a message."""
 
 
 def rollout_text(record: RolloutRecord, title: str = "") -> str:

@@ -1,5 +1,5 @@
-"""Train a model in any environment: examine the environment, choose a recipe, run all stages, and diagnose stages
-without improvement."""
+"""Train a model in any environment: examine the environment, choose a recipe, run all stages, and diagnose stages that do not
+improve the model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rove.core.errors import ConfigError, needs_train_extra
 from rove.core.plain import JsonMapping
 from rove.runs.provenance import check_own
 from rove.runs.run import Run
+from rove.runs.train_folder import RECIPE, RESULTS, ResultRow
 from rove.stages.arguments import environment_name
-from rove.stages.completion import RESULTS
 from rove.stages.naming import RUNS
-from rove.stages.pipeline import Pipeline, Row, functions_without_column, results_table
+from rove.stages.pipeline import Pipeline, functions_without_column, results_table
 from rove.stages.recipe import Recipe, read_recipe
 from rove.stages.reporter import ConsoleReporter, Reporter
-from rove.stages.request import EVIDENCE, RECIPE, TrainRequest, check_request, is_outdated
+from rove.stages.request import EVIDENCE, TrainRequest, check_request, is_outdated
 from rove.stages.results import Diagnosis, held_out_rewards
 from rove.utils.event_loop import outside_event_loop
 from rove.utils.notebook import ShownAsText, data_frame, image
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from rove.utils.figure import NotebookFigure
 
 CheckFile = Callable[[Path, JsonMapping], None]
-"""Refuses settings files that others wrote: (file, its values) → None; see `rove.runs.provenance.check_own`."""
+"""Function that refuses settings files that somebody else wrote: (file, its values) → None; see
+`rove.runs.provenance.check_own`."""
 
 
 SMOKE_NOTE = "smoke test: the figures above mean nothing; "
@@ -50,10 +51,10 @@ class PipelineResult(ShownAsText):
 
     recipe: Recipe
     """The settings of all stages."""
-    rows: list[Row]
+    rows: list[ResultRow]
     """The rows of the results table: scripted policies, the initial model, and the model after each stage."""
     diagnoses: list[Diagnosis] = field(default_factory=list[Diagnosis])
-    """Why a stage did not improve the model, if rove found a reason."""
+    """Reasons why stages did not improve the model, as far as rove found any."""
 
     @property
     def model(self) -> Path:
@@ -140,7 +141,7 @@ def train_model(
     chat_template: str | None = None,
     template_args: Mapping[str, object] | None = None,
 ) -> PipelineResult:
-    """Train a model in any environment: choose a recipe from what the environment shows, then run data, SFT and RL.
+    """Train a model in any environment: examine the environment, choose a recipe, then run data, SFT and RL.
 
     Stages that are complete are not repeated: call the function again to continue after an interruption.
 
@@ -153,21 +154,21 @@ def train_model(
         env_args: Arguments of the environment.
         env_dir: Folder that is searched first for the environment.
         scorer: Scorer for a file of questions: "exact", "numeric", …; the same as the scorer in `env_args`.
-        recipe: Recipe file to use. Default: choose one.
+        recipe: Recipe file to use. Default: rove chooses a recipe.
         device: Device of the models.
         seed: Random seed of all stages (≥ 0).
-        run_dir: Folder of all stages. Default: runs/train-ENV-seedN, and with `env_args` a part for them.
+        run_dir: Folder of all stages. Default: runs/train-ENV-seedN; with `env_args`, the name has a part for them.
         dry_run: Whether to only choose the recipe and write it to the folder. The result then has the recipe and no rows; the
             command `rove train ENV --dry-run` also estimates time and memory.
-        smoke: Whether to use tiny sizes, in a folder of their own, to check that everything runs. Nothing is learned.
+        smoke: Whether to use tiny sizes, in a separate folder, to check that everything runs; the model learns nothing.
         reporter: Shows progress. Default: the console or the notebook.
-        chat_template: Chat template of the pretrained model in place of its own: "chatml", or the path of a Jinja file.
-        template_args: Variables of its chat template, such as {"enable_thinking": False}.
+        chat_template: Chat template that replaces the pretrained model's own: "chatml", or the path of a Jinja file.
+        template_args: Variables of the chat template, such as {"enable_thinking": False}.
 
     Raises:
         ConfigError: There is no such environment or model, nothing can be learned from its policies, or the recipe does not fit.
         RunError: A run folder cannot be used, or every rollout of a step failed.
-        TrainingError: Loss or gradient were not finite in too many steps in a row.
+        TrainingError: The loss or the gradient was not finite in too many consecutive steps.
     """
     request = TrainRequest(
         environment_name(env),
@@ -201,11 +202,11 @@ def prepare(
     check_file: CheckFile,
     smoke: bool = False,
 ) -> tuple[Recipe, Path]:
-    """Return the recipe for a request, and the recipe's file: `file`, or else the one in the run folder, which is
+    """Return the recipe for a request, and the recipe's file: `file`, or else the file in the run folder, which is
     written if necessary.
 
     Raises:
-        ConfigError: The recipe was made for another request, or it is not a recipe.
+        ConfigError: The recipe was made for another request, or the file is not a recipe.
     """
     with needs_train_extra():
         from rove.stages.preparation import write_recipe
@@ -217,6 +218,8 @@ def prepare(
         )
     name = request.folder_name(seed)
     folder = Path(run_dir) if run_dir else RUNS / (f"{name}-smoke" if smoke else name)
+    if (folder / "config.toml").exists():
+        raise ConfigError(f"{folder} is the folder of a single run; give another run_dir for the stages of rove train")
     path = Path(file) if file else folder / RECIPE
     if file and not path.is_file():
         raise ConfigError(f"the recipe {path} does not exist; leave it out, and rove chooses one")
@@ -241,7 +244,7 @@ def run_recipe(pipeline: Pipeline, smoke: bool = False) -> PipelineResult:
 
     Args:
         pipeline: The stages to run.
-        smoke: Whether the sizes are tiny, so that figures and diagnoses mean nothing.
+        smoke: Whether the sizes are tiny, so that figures and diagnoses are meaningless.
     """
     from rove.stages.diagnoser import Diagnoser, read_diagnoses
     from rove.stages.preparation import write_evidence

@@ -1,4 +1,4 @@
-"""Whether an evaluation asks questions that the model was trained on, for files of questions."""
+"""Find out, for files of questions, whether an evaluation asks questions that the model was trained on."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rove.stages.clients import is_folder
 
 
 def trained_note(model: str, file: str, env_args: JsonMapping, env: Environment, count: int) -> str | None:
-    """Return a note if the questions of an evaluation include some that a training run of the model used; None if not.
+    """Return a note if an evaluation includes questions that the model's training run used; None if not.
 
-    Only runs with the same file are found: the model's folder is inside the folder of its run.
+    Only a run with the same file is found; the run's folder is the folder that contains the model.
 
     Args:
         model: The model that is evaluated.

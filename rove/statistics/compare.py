@@ -38,20 +38,20 @@ CompareSource = str | Path | Run | EvaluationResult | Iterable[Outcome | Rollout
 """Input of `compare`: a run folder, a run, the result of an evaluation that wrote a run, or rollouts."""
 REWARD = "reward"
 NUMBER_COLUMNS = 53
-"""Columns of a comparison's table for numbers, the direction and borders."""
+"""Number of columns that a comparison's table needs for numbers, the direction and borders."""
 MOVERS = 10
 """Maximum number of examples listed per direction."""
 FEWEST_DIFFERING = 6
 """Minimum number of differing examples for a reported direction: fewer fair coins agree in more than 5% of cases."""
 FEWEST_RANGE = 15
-"""Examples from which the observed range of values counts as their true range, unless all values are 0 or 1."""
+"""Minimum number of examples for the observed range of values to count as their true range, unless all values are 0 or 1."""
 FEWEST_COMPARED = 10
-"""Examples below which the interval of a difference has a caveat."""
+"""With fewer examples, the interval of a difference has a caveat."""
 FEW = f"interval may be too narrow: fewer than {FEWEST_COMPARED} examples"
 MOST_FLIPPED = 12
-"""Differing examples up to which `sign_flip_test` counts all combinations of signs."""
+"""Maximum number of differing examples for which `sign_flip_test` counts all combinations of signs."""
 SIGNIFICANT = 0.05
-"""p-value up to which a test is significant."""
+"""Maximum p-value of a significant test."""
 Z = 1.959963984540054
 """Normal quantile of a 95% interval."""
 
@@ -63,19 +63,19 @@ class Difference(msgspec.Struct, frozen=True):
     a: float
     b: float
     difference: float
-    """b − a."""
+    """Value of run b minus value of run a."""
     low: float
     """Lower limit of the 95% interval of the difference; nan without an interval."""
     high: float
-    """Upper limit; nan without an interval."""
+    """Upper limit of the 95% interval of the difference; nan without an interval."""
     caveat: str | None
-    """Why the interval may be invalid or is missing; None for a valid interval."""
+    """Reason why the interval may be invalid or is missing; None for a valid interval."""
     examples: int
-    """Examples with the value in both runs; 0 when unpaired."""
+    """Number of examples with the value in both runs; 0 if the comparison is unpaired."""
     direction: int
     """1 if the interval is above zero (b is higher), −1 if it is below, else 0: undecided."""
     weight: float | None
-    """Weight of the value in the reward of B, or else of A; 0 for a metric, None for the reward itself."""
+    """Weight of the value in the reward of run B, or else of run A; 0 for a metric, None for the reward itself."""
 
 
 class Mover(msgspec.Struct, frozen=True):
@@ -99,20 +99,20 @@ class Comparison(ShownAsText, msgspec.Struct, frozen=True):
     paired: bool
     """Whether the comparison is over shared examples; False if the runs share none."""
     only_a: int
-    """Number of excluded examples, which were scored only in A (unpaired: number of A's examples)."""
+    """Number of examples that are excluded because only A scored them; if unpaired, the number of A's examples."""
     only_b: int
     wins: int
-    """Examples in which b is higher."""
+    """Number of examples in which b is higher."""
     ties: int
     losses: int
     up: list[Mover]
     """Examples with the largest increase, in descending order."""
     down: list[Mover]
     needed_examples: int | None
-    """Examples (unpaired: per run) needed to detect a difference of 0.02; see `needed_examples`."""
+    """Number of examples needed to detect a difference of 0.02 (if unpaired: per run); see `needed_examples`."""
     others: list[Difference]
-    """Every other value of both runs: the reward, then by weight. Intervals are not corrected for multiple comparisons: of
-    twenty equal values, one is expected to appear different."""
+    """All other values of both runs: the reward, then the others by weight. Intervals are not corrected for multiple
+    comparisons: among twenty equal values, one value is expected to appear different."""
     notes: list[str]
     """Limitations of the comparison: differing weights or functions, excluded examples."""
 
@@ -150,7 +150,7 @@ class _Side:
 
 
 def scored_outcomes(run: Run) -> list[Outcome]:
-    """Return the scored rollouts of a run; of repeated rollouts the last counts.
+    """Return the scored rollouts of a run; if a rollout was repeated, the last attempt counts.
 
     Raises:
         RunError: The folder is not a run folder.
@@ -213,9 +213,9 @@ def compare(
     The interval is for the mean difference over examples (paired; Miller 2024, arXiv:2411.00640). It determines the
     verdict: a direction is reported if and only if the interval excludes zero.
 
-    - Where examples only gain or lose the whole range of values, it is the interval of Bonett and Price (2012).
-    - Where all differences are equal, it is exact for values of 0 and 1 (`equal_limits`). For other values, there is no
-      interval below `FEWEST_RANGE` examples; from that number on, it is the interval of Bonett and Price.
+    - If examples only gain or lose the whole range of values, it is the interval of Bonett and Price (2012).
+    - If all differences are equal, it is exact for values of 0 and 1 (`equal_limits`). For other values, there is no
+      interval for fewer than `FEWEST_RANGE` examples; for more examples, it is the interval of Bonett and Price.
     - Otherwise, it is Student's t, widened for skewed differences (`widened_t`).
 
     The interval is extended to zero unless an exact test over the signs of the differences is significant
@@ -224,7 +224,7 @@ def compare(
 
     Args:
         a: The baseline: a run folder, a run, a result of `rove.evaluate`, or rollouts.
-        b: The run to compare with it.
+        b: The run to compare with the baseline.
         value: "reward", or the name of a reward function or metric of both runs.
         names: Names of the runs in the verdict. Default: the names of two run folders, "A" and "B" for rollouts.
         movers: Maximum number of examples listed per direction.
@@ -306,7 +306,7 @@ def _difference(name: str, a: _Side, b: _Side) -> tuple[Difference, int | None]:
 
 
 def _value_range(a: Column, b: Column, examples: int) -> tuple[float, float] | None:
-    """Return the smallest and the largest value that a rollout may have; None if there are too few examples to know, or
+    """Return the smallest and the largest value that a rollout may have; None if there are too few examples to know them, or
     the values overflow.
     """
     if _are_binary(a, b):
@@ -351,7 +351,7 @@ def _paired(gaps: Sequence[float], limits: tuple[float, float] | None) -> Estima
 
 
 def _equal(gap: float, n: int, limits: tuple[float, float] | None) -> Estimate:
-    """Estimate the mean of differences that were all equal."""
+    """Estimate the mean of differences that are all equal."""
     if limits == (0.0, 1.0):
         return Estimate(gap, *equal_limits(gap, n, -1.0, 1.0))
     if limits is None:  # too few examples: the others may differ by any amount
@@ -401,8 +401,8 @@ def sign_flip_test(gaps: Sequence[float]) -> float:
     """Return the two-sided p-value of the mean of differences whose signs would be random if the runs were equally good.
 
     Differences of zero are ignored. The test is exact: for differences of equal size, it is the sign test (McNemar's);
-    for up to `MOST_FLIPPED` differences of unequal size, it counts all combinations of signs. With more, it returns 0
-    (not tested), because Student's t leads to the same decision.
+    for up to `MOST_FLIPPED` differences of unequal size, it counts all combinations of signs. For more differences, it returns
+    0 without a test, because Student's t leads to the same decision.
     """
     moved = [gap for gap in gaps if abs(gap) > TOLERANCE]
     if not moved:
@@ -436,9 +436,9 @@ def bonett_price(up: int, down: int, n: int) -> Estimate:
     """Estimate a difference of paired proportions (Bonett & Price 2012, "Adjusted Wald confidence interval ...").
 
     Args:
-        up: Pairs that rose by 1.
-        down: Pairs that fell by 1.
-        n: All pairs.
+        up: Number of pairs that rose by 1.
+        down: Number of pairs that fell by 1.
+        n: Number of all pairs.
     """
     # Adjusted: one rise and one fall are added, so that no proportion is 0.
     rise, fall = (up + 1) / (n + 2), (down + 1) / (n + 2)
@@ -490,7 +490,7 @@ def _verdict(
 
 
 def _judgement(main: Difference) -> str:
-    """Return "better" or "worse" for values with a weight, "higher" or "lower" for metrics."""
+    """Return "better" or "worse" for a value with a weight, "higher" or "lower" for a metric."""
     if main.weight == 0.0:
         return "higher" if main.direction > 0 else "lower"
     weight = 1.0 if main.weight is None else main.weight  # of a penalty, it is negative
@@ -521,7 +521,7 @@ def _notes(sides: tuple[_Side, _Side], names: tuple[str, str], paired: bool, onl
 
 
 def name_width(width: int) -> int:
-    """Return the width of a name in a comparison of `width` columns: three columns contain names, the others numbers."""
+    """Return the width of a name in a comparison that is `width` characters wide: three of its columns contain names."""
     return (width - NUMBER_COLUMNS) // 3
 
 

@@ -12,12 +12,12 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def percent(value: float | None) -> str:
-    """0.123 → "12.3"; None → "–"."""
+    """Format a share as a percentage: 0.123 → "12.3"; None → "–"."""
     return "–" if value is None or math.isnan(value) else f"{100 * value:.1f}"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Format a value with `digits` decimals, or 4 significant digits from 1000 on; None or nan → "–"."""
+    """Format a value with `digits` decimals, or with 4 significant digits if it is 1000 or more; None or nan → "–"."""
     if value is None or math.isnan(value):
         return "–"
     if abs(value) >= 1000 or value == 0:
@@ -44,7 +44,7 @@ def interval(estimate: Mapping[str, object], digits: int = 3) -> str:
 
 
 def caveats(estimates: Iterable[Mapping[str, object]]) -> str:
-    """Return the caveats of these intervals as one line; "" without any."""
+    """Return the caveats of these intervals as one line; "" if there are none."""
     texts = dict.fromkeys(str(estimate["caveat"]) for estimate in estimates if estimate.get("caveat"))
     return f"* {'; '.join(texts)}" if texts else ""
 
@@ -104,7 +104,7 @@ def folded(name: str, width: int) -> str:
 
 
 def cut(value: str, limit: int) -> str:
-    """Shorten a text to about `limit` characters by leaving out its middle, with a note."""
+    """Shorten a text to about `limit` characters by replacing its middle with a note."""
     if len(value) <= limit:
         return value
     head = limit * 2 // 3

@@ -1,4 +1,4 @@
-"""95% confidence intervals of means: exact for two-valued results, Student's t for others."""
+"""95% confidence intervals of means: exact for two-valued results, Student's t for other results."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import msgspec
 from rove.core.errors import ConfigError
 
 POINTS = 0.02
-"""Difference that sample sizes are planned for: two points of a score between 0 and 1."""
+"""Difference for which sample sizes are planned: two points of a score between 0 and 1."""
 Z_BOTH = 1.959963984540054 + 0.8416212335729143
-"""Normal quantiles of a 95% interval and of 80% power, summed."""
+"""Sum of the normal quantiles of a 95% interval and of 80% power."""
 NO_VARIANCE = 1e-18
-"""A variance below this is only the rounding error of equal values."""
+"""A variance below this value is only the rounding error of equal values."""
 
 
 def mean(values: Sequence[float]) -> float:
@@ -111,9 +111,9 @@ def percentiles(counts: Mapping[float, int], shares: Sequence[float] = (0.5, 0.9
 
 
 FEWEST_EXAMPLES = 30
-"""Examples below which a t interval carries a caveat."""
+"""With fewer examples, a t interval has a caveat."""
 FEWEST_TWO_VALUED = 10
-"""Number of examples from which two observed values (0 and another, or −c and c) count as the only possible ones."""
+"""Minimum number of examples for two observed values (0 and another value, or −c and c) to count as the only possible values."""
 FEWEST_MIXED = 10
 """Minimum number of examples with a success, and with a failure, for estimating the design effect of several rollouts
 per example."""
@@ -122,13 +122,13 @@ MAX_SKEW = 0.02
 SKEWNESS_FACTOR = 1.5
 """Factor by which `widened_t` multiplies the skewness of a sample."""
 DIGITS = 9
-"""Decimal digits to which values are compared."""
+"""Number of decimal digits to which values are compared."""
 FEW = f"interval may be too narrow: fewer than {FEWEST_EXAMPLES} examples"
 SKEWED = "interval may be too narrow: skewed values"
 EQUAL = "no interval: all values are equal"
 ONE = "no interval: fewer than 2 examples"
 LARGEST = 1e100
-"""Largest absolute value for which a variance and a skewness are computed; squares and cubes of larger ones may overflow."""
+"""Largest absolute value for which a variance and a skewness are computed; squares and cubes of larger values may overflow."""
 HUGE = f"no interval: a value exceeds {LARGEST:g}"
 TINY = 1e-300
 """Value that Lentz's method uses in place of a denominator of 0."""
@@ -143,7 +143,7 @@ class Estimate(msgspec.Struct, frozen=True):
     high: float
     """Upper limit; nan without an interval."""
     caveat: str | None = None
-    """Why the interval may be invalid or is missing; None for a valid interval."""
+    """Reason why the interval may be invalid or is missing; None for a valid interval."""
 
 
 def no_interval(center: float, caveat: str) -> Estimate:
@@ -156,11 +156,12 @@ def mean_estimate(
 ) -> Estimate:
     """Estimate a mean from one value per example.
 
-    The interval is `proportion_interval` if every rollout scored 0 or 1, otherwise that of `graded_estimate`.
+    The interval comes from `proportion_interval` if every rollout scored 0 or 1, otherwise from `graded_estimate`.
 
     Args:
         values: One value per example, the mean over its rollouts.
-        levels: Distinct values of the single rollouts; three represent any larger number. Default: those of `values`.
+        levels: Distinct values of the single rollouts; three values suffice even if there are more. Default: the distinct
+            `values`.
         observations: Number of rollouts. Default: one per example.
     """
     levels = _rounded_levels(values if levels is None else levels)
@@ -180,10 +181,10 @@ def graded_estimate(
 ) -> Estimate:
     """Estimate a mean from one value per example; values may be any numbers.
 
-    The interval is `proportion_interval` where there are only two values, 0 and c or −c and c, in at least
-    `FEWEST_TWO_VALUED` examples, and at least two examples have each of them. Otherwise it is Student's t, with a caveat below
-    `FEWEST_EXAMPLES` examples and for skewed values. Values between 0 and 1 are shares: where a limit of Student's t is outside
-    this range, the interval is `proportion_interval`, which can only be too wide.
+    The interval comes from `proportion_interval` if there are only two values, 0 and c or −c and c, in at least
+    `FEWEST_TWO_VALUED` examples, and at least two examples have each value. Otherwise, it is Student's t, with a caveat for
+    fewer than `FEWEST_EXAMPLES` examples and for skewed values. Values between 0 and 1 are shares: if a limit of Student's t is
+    outside this range, the interval comes from `proportion_interval`, which can only be too wide.
     """
     n = len(values)
     center = mean(values)
@@ -211,16 +212,16 @@ def graded_estimate(
 
 
 def _count_other(values: Sequence[float], level: float) -> int:
-    """Return the number of values that are not this one."""
+    """Return the number of values that differ from `level`."""
     return len([value for value in values if round(value, DIGITS) != level])
 
 
 def widened_t(values: Sequence[float]) -> Estimate:
     """Estimate a mean by Student's t, with each limit widened for skewed values.
 
-    Each limit is the outer one of the limits of Student's t and of Hall's transformation, which corrects for skewness
-    (Hall 1992, "On the removal of skewness by transformation"). Small samples show too little of the true skewness, so
-    it is multiplied by `SKEWNESS_FACTOR`. `benchmarks/interval_coverage.py` simulates the coverage.
+    Each limit is the outer of two limits: from Student's t, and from Hall's transformation, which corrects for skewness
+    (Hall 1992, "On the removal of skewness by transformation"). Small samples underestimate the true skewness, so it is
+    multiplied by `SKEWNESS_FACTOR`. `benchmarks/interval_coverage.py` simulates the coverage.
     """
     n = len(values)
     center, error = mean(values), math.sqrt(sample_variance(values) / n)
@@ -243,8 +244,8 @@ def _without_skewness(t: float, shift: float) -> float:
 def equal_limits(value: float, n: int, low: float, high: float) -> tuple[float, float]:
     """Return 95% limits of the mean of a distribution between `low` and `high`, given that `n` draws all equaled `value`.
 
-    Other values have at most the probability q with (1 − q)ⁿ = 2.5%. The mean moves most if all of these values are at
-    one end of the range.
+    The probability of other values is at most q, where (1 − q)ⁿ = 2.5%. The mean differs most from `value` if all other values
+    are at one end of the range.
     """
     unseen = 1.0 - 0.025 ** (1.0 / n)
     return value - unseen * (value - low), value + unseen * (high - value)
@@ -257,7 +258,9 @@ def _t_caveat(values: Sequence[float]) -> str | None:
 
 
 def sample_variance(values: Sequence[float]) -> float:
-    """Return the unbiased sample variance; nan for fewer than two values, or a sum of values above the largest float."""
+    """Return the unbiased sample variance; nan if there are fewer than two values or the sum of the values exceeds the largest
+    float.
+    """
     n = len(values)
     if n < 2:
         return math.nan
@@ -278,14 +281,14 @@ def skewness(values: Sequence[float]) -> float:
 def proportion_interval(shares: Sequence[float], observations: int | None = None) -> tuple[float, float]:
     """Return the 95% limits of a proportion from the share of successes in each example.
 
-    With one rollout per example this is the exact interval of Clopper and Pearson. With several, it is that interval at the
-    effective sample size (Korn & Graubard 1998, "Confidence intervals for proportions with small expected number of positive
-    counts estimated from survey data"), at least the number of examples. If fewer than `FEWEST_MIXED` examples have a
-    success, or fewer have a failure, the design effect cannot be estimated, so the sample size is the number of
-    examples.
+    With one rollout per example, this is the exact interval of Clopper and Pearson. With several rollouts, it is the same
+    interval at the effective sample size (Korn & Graubard 1998, "Confidence intervals for proportions with small expected
+    number of positive counts estimated from survey data"), which is at least the number of examples. If fewer than
+    `FEWEST_MIXED` examples have a success, or fewer have a failure, the design effect cannot be estimated, so the sample size
+    is the number of examples.
 
     Args:
-        shares: Between 0 and 1, one per example; at least two.
+        shares: Shares of successes between 0 and 1, one per example; at least two examples.
         observations: Number of rollouts. Default: one per example.
     """
     n = len(shares)
@@ -308,8 +311,8 @@ def clopper_pearson(successes: float, trials: float) -> tuple[float, float]:
     """Return the exact 95% limits of a proportion.
 
     Args:
-        successes: 0 … trials; fractions are interpolated by the beta distribution.
-        trials: More than 0.
+        successes: Number of successes, 0 … trials; fractions are interpolated by the beta distribution.
+        trials: Number of trials, more than 0.
 
     Raises:
         ConfigError: Not 0 ≤ successes ≤ trials, or there is no trial.
@@ -339,7 +342,7 @@ def beta_quantile(p: float, a: float, b: float) -> float:
 def beta_below(x: float, a: float, b: float) -> float:
     """Return the regularized incomplete beta function I_x(a, b).
 
-    Evaluates its continued fraction with Lentz's method (Press et al., "Numerical Recipes", 6.4).
+    The function is computed from its continued fraction with Lentz's method (Press et al., "Numerical Recipes", 6.4).
     """
     if x <= 0.0:
         return 0.0
@@ -369,8 +372,8 @@ def beta_below(x: float, a: float, b: float) -> float:
 def t_quantile(p: float, df: int) -> float:
     """Return the quantile of Student's t distribution with `df` degrees of freedom.
 
-    Uses Newton's method on the closed form of the distribution function, which is concave above 0, so the iteration from 0
-    increases monotonically to the quantile.
+    This uses Newton's method on the closed form of the distribution function. The distribution function is concave above 0, so
+    the iteration from 0 increases monotonically to the quantile.
 
     Raises:
         ConfigError: `p` is not between 0 and 1, or `df` below 1.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rove.utils.figure import NotebookFigure
 
 SUMMARY_NAME = 26
-"""Columns for a name in the table of a summary."""
+"""Maximum width of a name in the table of a summary, in columns."""
 
 
 class FunctionEstimate(Estimate, frozen=True, kw_only=True):
@@ -35,9 +35,9 @@ class PassEstimate(Estimate, frozen=True, kw_only=True):
     """The probability that one, or all, of k rollouts of an example pass."""
 
     examples: int
-    """Examples with at least k scored rollouts."""
+    """Number of examples with at least k scored rollouts."""
     left_out: int
-    """Examples with fewer than k scored rollouts."""
+    """Number of examples with fewer than k scored rollouts."""
 
 
 class EnvironmentEstimate(Estimate, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class TokenMeans(msgspec.Struct, frozen=True):
     """Mean numbers of tokens per rollout; nan without a rollout."""
 
     prompt: float
-    """Prompt tokens of all turns."""
+    """Mean number of prompt tokens of all turns."""
     completion: float
 
 
@@ -70,7 +70,7 @@ class RoleSummary(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_tokens: int
     completion_tokens: int
     cost: float | None = None
-    """Cost of the role; None without a price for the role."""
+    """Cost of the role; None if the role has no price."""
 
 
 class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -80,7 +80,7 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
     """Cost of the rollouts in the result."""
     per_rollout: float
     spent: float | None = None
-    """Cost of all attempts, including repeated ones and model roles; None if it is unknown, as after `rescore`."""
+    """Cost of all attempts, including repeated attempts and model roles; None if it is unknown, as after `rescore`."""
 
 
 class Rescored(msgspec.Struct, frozen=True):
@@ -89,9 +89,9 @@ class Rescored(msgspec.Struct, frozen=True):
     run: str
     """Run folder with the original rollouts."""
     failed: int
-    """Rollouts left out because they had failed in the original run."""
+    """Number of rollouts left out because they had failed in the original run."""
     gone: int
-    """Rollouts left out because the dataset no longer has their example."""
+    """Number of rollouts left out because the dataset no longer has their example."""
 
 
 class EvaluationResult(ShownAsText, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -108,56 +108,57 @@ class EvaluationResult(ShownAsText, msgspec.Struct, frozen=True, kw_only=True, o
     """
 
     rollouts: int
-    """All rollouts, including failed ones."""
+    """Number of all rollouts, including failed rollouts."""
     scored: int
     failed: int
     truncated: int
     retries: int
-    """Failed attempts at a request before its response."""
+    """Number of failed attempts before the responses to requests."""
     error_share: float
     """Share of failed rollouts; nan without a rollout."""
     truncation_share: float
     examples: int
-    """Examples with a scored rollout."""
+    """Number of examples with a scored rollout."""
     reward: Estimate
     functions: dict[str, FunctionEstimate]
     """Reward functions and metrics by name."""
     pass_threshold: float
-    """A rollout passes if its reward is at least this."""
+    """Minimum reward of a passing rollout."""
     pass_at_k: dict[int, PassEstimate] = msgspec.field(name="pass@k")
     """By k (1, 2, 4, … and the size of the largest group): the probability that at least one of k rollouts passes."""
     pass_hat_k: dict[int, PassEstimate] = msgspec.field(name="pass^k")
     """By k: the probability that all of k rollouts pass."""
     stops: dict[str, int]
-    """Scored rollouts by stop condition."""
+    """Number of scored rollouts by stop condition."""
     errors: dict[str, int]
-    """Failed rollouts by phase and type of the error."""
+    """Number of failed rollouts by phase and type of the error."""
     prompt_tokens: int
     completion_tokens: int
     tokens_per_rollout: TokenMeans
     latency: dict[str, Percentiles]
     """Seconds of an `answer` (one model turn) and of a scored `rollout`."""
     needed_examples: int | None
-    """Examples per run needed to detect a difference of 0.02 in the mean reward (unpaired); None if it is unknown."""
+    """Number of examples per run needed to detect a difference of 0.02 in the mean reward (unpaired); None if it is unknown."""
     too_few: str | None = None
-    """Message if the run has fewer than `needed_examples`."""
+    """Message if the run has fewer than `needed_examples` examples; else None."""
     model_roles: dict[str, RoleSummary] = {}
     environments: dict[str, EnvironmentEstimate] = {}
     """Mean reward by environment of an `EnvGroup`."""
     cost: Cost | None = None
-    """None without a price."""
+    """Cost of the model's tokens; None without a price."""
     not_run: int | None
-    """Planned rollouts that the budget did not allow; None if the dataset's length is unknown."""
+    """Number of planned rollouts that the budget did not allow; None if the dataset's length is unknown."""
     broken_rewards: dict[str, str] = {}
-    """Last error of each function that raised in every rollout; these count as 0.0, as in environments for `verifiers` v0."""
+    """Last error of each function that raised in every rollout; its values count as 0.0, as in environments for `verifiers` v0.
+    """
     rescored: Rescored | None = None
-    """Set by `rove.rescore`."""
+    """The origin of rescored rollouts, set by `rove.rescore`; else None."""
     run: Run | None = None
     """The run folder, if there is one; it is not part of `to_dict`."""
 
     @property
     def metrics(self) -> dict[str, FunctionEstimate]:
-        """The functions without a weight; they do not count in the reward."""
+        """The functions without a weight, which do not count in the reward."""
         return {name: function for name, function in self.functions.items() if not function.weight}
 
     def to_dict(self) -> JsonObject:
@@ -177,7 +178,7 @@ class EvaluationResult(ShownAsText, msgspec.Struct, frozen=True, kw_only=True, o
     def to_pandas(self) -> DataFrame:
         """Return a row per value: the reward, every reward function and metric, pass@k and pass^k.
 
-        Columns: mean, low, high, caveat, weight (nan except for functions).
+        Columns: mean, low, high, caveat, weight (nan for values that are not functions).
 
         Raises:
             ConfigError: pandas is not installed.

@@ -39,7 +39,7 @@ from rove.statistics.result import (
 )
 
 TOLERANCE = 1e-9
-"""Values at most this far apart are equal: the weighted sum 0.1 + 0.2 + 0.7 is slightly below 1."""
+"""Values that differ by at most this much count as equal: the weighted sum 0.1 + 0.2 + 0.7 is slightly below 1."""
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -53,9 +53,9 @@ class Price(msgspec.Struct, frozen=True):
     """
 
     input: NonNegativeFloat
-    """Prompt tokens."""
+    """Price of a million prompt tokens."""
     output: NonNegativeFloat
-    """Completion tokens."""
+    """Price of a million completion tokens."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -74,7 +74,7 @@ class Column:
         self.sums = array("d")
         self.counts = array("I")
         self.levels: set[float] = set()
-        """Distinct values, rounded; at most three of them."""
+        """Distinct values, rounded; at most three are stored."""
         self.low = math.inf
         """Smallest value."""
         self.high = -math.inf
@@ -103,10 +103,11 @@ class Column:
         return mean_estimate(self.example_means(), self.levels, sum(self.counts))
 
     def estimate_up_to(self, top: float | None) -> Estimate:
-        """Return the estimate of values between 0 and `top`; None = no known limit.
+        """Return the estimate of values between 0 and `top`; if `top` is None, no limit is known.
 
-        A limit that no mean can have, such as 1.401 of at most 1.4, shows that the normal approximation fails here. The values
-        are then shares of `top`, as in `graded_estimate`. Below `FEWEST_EXAMPLES` the estimate has a caveat that says more.
+        A limit that no mean can have, such as 1.401 if the maximum is 1.4, shows that the normal approximation fails. The values
+        are then treated as shares of `top`, as in `graded_estimate`. For fewer than `FEWEST_EXAMPLES` examples, the estimate
+        already has a more informative caveat.
         """
         estimate = self.estimate
         is_possible = math.isnan(estimate.low) or (top is not None and estimate.low >= 0.0 and estimate.high <= top)
@@ -199,7 +200,7 @@ class RoleUsage:
 class Tally:
     """Statistics of an evaluation, updated rollout by rollout.
 
-    Memory per example is about 150 bytes plus 12 per function; it does not grow with rollouts or turns.
+    Memory per example is about 150 bytes plus 12 bytes per function; it does not grow with rollouts or turns.
 
     Args:
         pass_threshold: Minimum reward of a passing rollout.
@@ -373,7 +374,7 @@ class RewardErrors:
 
     @property
     def broken(self) -> dict[str, str]:
-        """Function → its last error, for functions that raised in every rollout in which they were called."""
+        """Function → its last error, for functions that raised an exception in every rollout in which they were called."""
         return {
             name: self._errors[env_id, name]
             for (env_id, name), times in self._raised.items()

@@ -1,6 +1,6 @@
 """Python functions as tools: their JSON schemas, and argument checks for calls.
 
-Argument types are those of msgspec: str, numbers, lists, dicts, Literal, Enum, unions, dataclasses, TypedDicts,
+Arguments may have the types that msgspec supports: str, numbers, lists, dicts, Literal, Enum, unions, dataclasses, TypedDicts,
 `Annotated[int, Meta(ge=0)]`. Values are not coerced: "3" is not an int. (An int is a valid float, and an ISO string a
 valid datetime.)
 """
@@ -52,11 +52,11 @@ class Tool:
     func: ToolFunction
     """Called with keyword arguments; may be async."""
     type: object = None
-    """TypedDict that arguments are converted to; None passes them on unchecked."""
+    """TypedDict to which arguments are converted; None passes the arguments on unchecked."""
     required: frozenset[str] = frozenset()
     """Arguments without a default, including hidden ones."""
     hidden: frozenset[str] = frozenset()
-    """Arguments that are not shown to the model and that it cannot set."""
+    """Arguments that the model neither sees nor can set."""
 
     @property
     def definition(self) -> JsonObject:
@@ -133,7 +133,7 @@ def make_tool(
 ) -> Tool:
     """Convert a typed function to a tool with a schema from its signature and docstring.
 
-    A parameter without an annotation accepts any JSON value; one with the default None may be null. Descriptions of
+    A parameter without an annotation accepts any JSON value; a parameter with the default None may be null. Descriptions of
     parameters come from the docstring (Google, NumPy or reST style), or from `Annotated[int, "description"]` or a
     `Meta` with a description.
 
@@ -197,7 +197,7 @@ def make_tool(
 
 
 def tool_identity(tool: Tool) -> str:
-    """Return the name of a tool with hashes of its code and of its definition, hidden and bound arguments."""
+    """Return the name of a tool with a hash of its code and a hash of its definition, its hidden and its bound arguments."""
     func = tool.func
     bound: dict[object, object] = {}
     if isinstance(func, functools.partial):
@@ -209,7 +209,7 @@ def tool_identity(tool: Tool) -> str:
 
 
 def _as_json(value: object) -> str:
-    """Return a plain value as JSON; for any other the name of its type, which is the same in every process."""
+    """Return a plain value as JSON; for any other value, return the name of its type, which is the same in every process."""
     try:
         return msgspec.json.encode(value, order="deterministic").decode()
     except (TypeError, ValueError, RecursionError, OverflowError):
@@ -259,7 +259,7 @@ def _hints(func: Callable[..., object], parameters: Mapping[str, inspect.Paramet
 
 
 def _only(target: Callable[..., object], names: Iterable[str]) -> object:
-    """Return a stand-in for a function with only some of its annotations: the others need not be resolvable."""
+    """Return a stand-in for a function with only some of its annotations: the other annotations need not be resolvable."""
     if inspect.isclass(target):
         return target
     inner = inspect.unwrap(target)
@@ -300,7 +300,7 @@ class _Recursive(Exception):
 
 
 def _inlined(node: object, definitions: Mapping[str, object], within: tuple[str, ...]) -> JsonValue:
-    """Return a schema with its definitions inlined: not every server and model follows references."""
+    """Return a schema with its definitions inlined, because some servers and models do not follow references."""
     if isinstance(node, list):
         return [_inlined(item, definitions, within) for item in node]
     if not isinstance(node, dict):
@@ -339,7 +339,7 @@ def _type_name(hint: object) -> str:
 
 
 def as_content(value: object) -> str | list[JsonValue]:
-    """Convert the result of a tool to message content: a text, a list of content parts, or JSON of anything else."""
+    """Convert the result of a tool to message content: a text or a list of content parts as it is, any other value as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, (list, tuple)) and value and all(map(_is_part, value)):

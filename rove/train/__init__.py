@@ -1,1 +1,1 @@
-"""Training: SFT, RL, and what they share."""
+"""Training with SFT and RL."""

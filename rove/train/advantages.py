@@ -1,4 +1,4 @@
-"""Advantages from rewards: how much better a rollout, or one of its turns, is than the mean of its group.
+"""Compute advantages from rewards: by how much a rollout, or one of its turns, is better than the mean of its group.
 
 A group whose rewards are all equal has no advantages (None): there is nothing to learn from it.
 """
@@ -20,17 +20,16 @@ MIN_SPREAD = 1e-6
 ESTIMATORS = ("mean", "std", "batch_std", "leave_one_out")
 """Advantage estimators, for the reward R of a member of a group of n:
 
-- "mean": R − mean(group). It is not divided by the spread, which would give nearly solved and nearly hopeless examples the most
-  weight (Dr. GRPO, arXiv 2503.20783).
+- "mean": R − mean(group). It is not divided by the spread, because that would give nearly solved and nearly hopeless examples
+  the most weight (Dr. GRPO, arXiv 2503.20783).
 - "std": (R − mean(group)) / std(group) (GRPO, arXiv 2402.03300).
 - "batch_std": (R − mean(group)) / std(all advantages of the step). The learning rate does not depend on the scale of rewards,
   and no example is favored (Magistral, arXiv 2506.10910).
 - "leave_one_out": R − mean(other members) = n / (n − 1) · "mean". If a rollout is part of its own baseline, the
-    gradient of small groups is too small; this corrects for it (RLOO, arXiv 2402.14740).
+  gradient of small groups is too small; this factor corrects for it (RLOO, arXiv 2402.14740).
 
 Standard deviations are of the population (divided by n), so they exist for groups of any size. No epsilon is added,
-because groups without spread are excluded first.
-"""
+because groups without spread are excluded first."""
 
 
 def check_estimator(name: str) -> None:
@@ -77,15 +76,15 @@ def turn_advantages(
     """Return the advantages of every turn of a group, from a reward per turn; None if no turn has spread.
 
     The baseline of a turn is the mean return-to-go of the group members' turns with the same number. Late turns have
-    less left to earn, so a baseline of whole returns would make them all look bad. A rollout's past rewards are left
+    less left to earn, so a baseline of whole returns would make all late turns look bad. A rollout's past rewards are left
     out, because the turn cannot change them and they would add noise. As in MT-GRPO (arXiv 2505.11821), turns with the
-    same number form a group. Unlike there, returns are summed before the baseline is subtracted: baselines of single
-    turns, summed over as many turns as a rollout chose to take, would penalize each turn
-    (docs/decisions/turn_rewards.md). A turn that only one member has gets 0.
+    same number form a group. Unlike in MT-GRPO, returns are summed before the baseline is subtracted: baselines of
+    single turns, summed over as many turns as a rollout chose to take, would penalize each turn
+    (docs/decisions/turn_rewards.md). A turn that only one member has gets the advantage 0.
 
     Args:
-        group: Rewards of each member's turns. If each member has one reward, the result is that of `group_advantages`.
-        gamma: Discount; 1 counts later rewards in full, 0 only the turn's own.
+        group: Rewards of each member's turns. If each member has one reward, the result equals `group_advantages`.
+        gamma: Discount factor; with 1, later rewards count in full; with 0, only the turn's own reward counts.
     """
     checked("gamma", gamma, Fraction)
     returns = [returns_to_go(rewards, gamma) for rewards in group]

@@ -44,7 +44,7 @@ class PlannedGroup(msgspec.Struct, frozen=True):
     """A group that is to be run."""
 
     step: int
-    """Step that gives the seeds: the one that would train the group in synchronous training."""
+    """Step that determines the seeds: the step that would train the group in synchronous training."""
     example: int
     key: str
 
@@ -54,14 +54,14 @@ class _Group(msgspec.Struct, eq=False):
 
     planned: PlannedGroup
     due: int
-    """Last step that may train it."""
+    """Last step that may train the group."""
     version: int
-    """Policy version at its start."""
+    """Policy version when the group started."""
     records: list[RolloutRecord] = []
 
 
 class StalenessScheduler:
-    """Assigns groups to steps so that none is trained too late, in whatever order they finish.
+    """Assigns groups to steps so that no group is trained too late, in whatever order the groups finish.
 
     A step has room for `groups` groups, and step n trains policy version n. A group that started with version v has to be trained
     by step v + `max_staleness`. With 2 groups per step, max_staleness 1 and four groups a, b, c, d that started with version 0
@@ -70,7 +70,7 @@ class StalenessScheduler:
         step 0   c d
         step 1   a b     even if they finish last: no other group can take their places
 
-    A group starts only if it will find a place in time however slow it and the others are, so no group is ever discarded.
+    A group starts only if it will find a place in time, however slow the running groups are, so no group is ever discarded.
 
     Args:
         first: Next step to train, counted from 0.
@@ -91,7 +91,7 @@ class StalenessScheduler:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next step has all its groups."""
+        """Whether the next step has all of its groups."""
         return self._assigned[self.first] >= self.groups
 
     @property
@@ -108,10 +108,10 @@ class StalenessScheduler:
         return self._last
 
     def finish(self, due: int, needs_place: bool = True) -> int:
-        """Assign a finished group to the earliest step that leaves places for the running ones; return the step.
+        """Assign a finished group to the earliest step that leaves places for the running groups; return the step.
 
         Args:
-            needs_place: Whether it has advantages; a zero-advantage group may be one of a step's `extra` groups.
+            needs_place: Whether the group has advantages; a zero-advantage group may be one of a step's `extra` groups.
         """
         self._due[due] -= 1
         for step in range(self.first, due + 1):
@@ -120,7 +120,7 @@ class StalenessScheduler:
         raise AssertionError(f"no place up to step {due}")
 
     def assign(self, step: int, needs_place: bool = True) -> bool:
-        """Assign a finished group to a step if that leaves places for the running ones; return whether it did."""
+        """Assign a finished group to a step if this leaves places for the running groups; return whether it was assigned."""
         # Zero-advantage groups train nothing. As with dynamic sampling in a synchronous step, they do not count up to a limit.
         if not needs_place and self._assigned_extra[step] < self.extra:
             self._assigned_extra[step] += 1
@@ -138,9 +138,10 @@ class StalenessScheduler:
         self.first += 1
 
     def _fits(self, another: int | None = None) -> bool:
-        """Whether all running groups, and another one due by a step, have places however long they take.
+        """Return whether all running groups, and another group due by step `another`, have places however long they take.
 
-        They do if, for each step, no more groups are due by it than places are free up to it (Hall's condition).
+        They do if, for each step, the groups due by this step are no more than the free places up to this step (Hall's
+        condition).
         """
         due, free = 0, 0
         for step in range(self.first, self._last + 1):
@@ -163,7 +164,7 @@ class AsyncCollector(RolloutCollector):
         max_staleness: Maximum age of the sampling weights, in steps.
         step: Next step to train, counted from 0.
         state: `state()` at the checkpoint that the run resumes from. Finished groups that were not trained are read from the run
-            folder, those that were running start again.
+            folder; groups that were running start again.
     """
 
     def __init__(
@@ -202,12 +203,12 @@ class AsyncCollector(RolloutCollector):
             self._assign(records, number)
 
     def state(self) -> JsonObject:
-        """Return what a resumed run needs: planned and running groups in their order, and how far the dataset is drawn."""
+        """Return the state for resuming the run: planned and running groups in their order, and the position in the dataset."""
         open_groups = [*(group.planned for group in self.running), *self._planned]
         return {"groups": msgspec.to_builtins(open_groups), "next_step": self._next_step, "drawn": self.drawn}
 
     async def take(self, step: int) -> CollectedStep:
-        """Return the rollouts of the next step as soon as all are finished."""
+        """Wait until all rollouts of the next step are finished, and return them."""
         assert step == self.scheduler.first
         started = time.perf_counter()
         self._is_waiting = True
@@ -231,12 +232,12 @@ class AsyncCollector(RolloutCollector):
         return CollectedStep(records, self._weigh(rollouts), metrics)
 
     def use_version(self, version: int) -> None:
-        """Note that the client samples with newer weights."""
+        """Record that the client now samples with the weights of this version."""
         self.scheduler.version = version
         self._start_groups()
 
     async def close(self) -> None:
-        """Cancel running groups; their finished rollouts are stored as those of the next step."""
+        """Cancel running groups; their finished rollouts are stored as rollouts of the next step."""
         self._failure = self._failure or asyncio.CancelledError()
         tasks = list(self._tasks)
         for task in tasks:
@@ -279,7 +280,7 @@ class AsyncCollector(RolloutCollector):
             pass
 
     def _on_rollout(self, group: _Group, record: RolloutRecord, line: bytes | None) -> None:
-        """Add a finished rollout; assign and store its group once that is complete."""
+        """Add a finished rollout; assign and store its group once the group is complete."""
         group.records.append(record)
         self._report_progress()
         self._rollouts.set(self._rollouts.value - 1)
@@ -298,7 +299,7 @@ class AsyncCollector(RolloutCollector):
         self._start_groups()
 
     def _report_progress(self) -> None:
-        """Report how many rollouts of the next step are finished, those of incomplete groups included."""
+        """Report how many rollouts of the next step are finished, including rollouts of incomplete groups."""
         finished = len(self._finished.get(self.scheduler.first, [])) + sum(len(group.records) for group in self.running)
         batch_size = self.settings.batch_size
         self.on_progress("rollouts", min(batch_size, finished), batch_size)
@@ -312,7 +313,7 @@ class AsyncCollector(RolloutCollector):
         return assigned
 
     def _has_advantages(self, records: list[RolloutRecord]) -> bool:
-        """Whether a group takes one of a step's places; with dynamic sampling, zero-advantage groups do not."""
+        """Return whether a group takes one of a step's places; with dynamic sampling, zero-advantage groups take none."""
         if not self.settings.filter.dynamic_sampling_rounds:
             return True
         # Which groups have advantages does not depend on the estimator; "mean" works for a single group.

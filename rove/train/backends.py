@@ -40,7 +40,7 @@ class SamplingBackend(Protocol):
         ...
 
     def release(self) -> None:
-        """Free the memory that sampling needs and training does not; no request may be running."""
+        """Free the memory that only sampling needs; no request may be running."""
         ...
 
     async def publish_while_sampling(self, update: Callable[[], None]) -> None:
@@ -49,7 +49,7 @@ class SamplingBackend(Protocol):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics of the last update."""
+        """Return the metrics of the last update."""
         ...
 
     async def close(self) -> None:
@@ -58,13 +58,13 @@ class SamplingBackend(Protocol):
 
 
 class EmbeddedBackend:
-    """The embedded engine, on the trainer's weights or a copy.
+    """The embedded engine, which samples with the trainer's weights or a copy of them.
 
     With an adapter, a copy shares the frozen base weights unless it is in bf16, and only the adapter is copied at each update.
 
     Args:
-        separate_weights: Whether it samples while the model trains, so that it needs a copy of the weights.
-        bf16: Whether to sample with a copy in bf16, if the device has bf16 products.
+        separate_weights: Whether the engine samples while the model trains, so that it needs a copy of the weights.
+        bf16: Whether to sample with a copy in bf16, if the device can multiply matrices in bf16.
     """
 
     metrics: dict[str, float] = {}  # never changed
@@ -111,10 +111,10 @@ class EmbeddedBackend:
 class VLLMBackend:
     """vLLM servers, which load the weights from model folders.
 
-    With an adapter they load the base model once and then only the adapter, unless a server refuses adapters.
+    With an adapter, they load the base model once and then only the adapter, unless a server refuses adapters.
 
     Args:
-        folder: Folder for logs and weights; servers must see it under this path.
+        folder: Folder for logs and weights; it must have the same path for the servers.
         lora_rank: Rank of the model's adapter, if it has one.
     """
 
@@ -201,7 +201,7 @@ class VLLMBackend:
 
 
 def parity_check(model: Any, ids: list[int]) -> ParityCheck:
-    """Return the log-probabilities that a model gives a token sequence, to compare with a server's."""
+    """Return the log-probabilities that a model assigns to a token sequence, to compare with a server's."""
     tokens = torch.tensor([ids], device=model.device)
     with torch.inference_mode():
         logits = model(input_ids=tokens, use_cache=False).logits[0].float()

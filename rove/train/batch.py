@@ -1,7 +1,7 @@
 """Training batches: tensors from sequences, with a bounded number of tokens each.
 
-Sequences that start alike share their common prefix: it is computed once, and its gradient is the sum of theirs. For [1, 2, 7,
-8] and [1, 2, 7, 9], five tokens are computed, 1 2 7 8 9, the first three of which both 8 and 9 attend to.
+Sequences with a common prefix share it: the prefix is computed once, and its gradient is the sum over the sequences. For [1, 2,
+7, 8] and [1, 2, 7, 9], five tokens are computed: 1 2 7 8 9. Both 8 and 9 attend to the first three.
 
 Axes: N tokens of a batch, R positions that predict a trained token, M trained tokens (of all sequences), S sequences.
 """
@@ -29,7 +29,8 @@ Piece = TypeVar("Piece")
 """The sequences of one batch."""
 
 EMPTY_SEQUENCE = TrainingSequence([0, 0], [False, False], [0.0, 0.0], [0.0, 0.0])
-"""Trains nothing; for a process with fewer batches than others, since collective operations need all processes."""
+"""A sequence that trains nothing, for a process with fewer batches than other processes: collective operations need all
+processes."""
 
 
 class Batch(NamedTuple):
@@ -56,7 +57,7 @@ class Batch(NamedTuple):
     logprobs: torch.Tensor
     """[M] the sampler's log-probabilities."""
     advantages: torch.Tensor
-    """[M]"""
+    """[M] advantage of each trained token."""
     weights: torch.Tensor
     """[M] weight of each token's loss."""
     sequence_index: torch.Tensor
@@ -70,7 +71,9 @@ class Batch(NamedTuple):
 
 
 def can_pack(model: Any) -> bool:
-    """Return whether sequences of this model can share tokens: only rove's attention mixes tokens; logits are a plain product."""
+    """Return whether sequences of this model can share tokens: only rove's attention mixes tokens, and logits are a plain
+    product.
+    """
     config = model.config
     layer_types = getattr(config, "layer_types", None) or ()
     # A convolution mixes neighboring tokens, whatever the attention mask says.
@@ -93,7 +96,7 @@ def micro_batches(
 
     Args:
         samples: Sequences; their order does not matter.
-        micro_batch_tokens: Computed tokens per batch. Shared tokens count once if packed; otherwise padding counts too.
+        micro_batch_tokens: Maximum computed tokens per batch. Shared tokens count once if packed; otherwise, padding counts, too.
         ranks: Processes that share the batches. Each gets the same number of batches with about the same number of
             tokens; empty sequences fill the gaps.
     """
@@ -129,7 +132,7 @@ def _shares(
 
 
 def _smallest_budget(is_enough: Callable[[int], bool], most: int) -> int:
-    """Return the smallest number up to `most` that is enough (binary search)."""
+    """Return the smallest number up to `most` for which `is_enough` is true (binary search)."""
     least = 1
     while least < most:
         middle = (least + most) // 2
@@ -164,7 +167,7 @@ def _padded_tokens(piece: Sequence[TrainingSequence]) -> int:
 
 
 class _PackedSequence(NamedTuple):
-    """A sequence and the batch indices of its tokens; the first `shared` ones belong to another sequence too."""
+    """A sequence and the batch indices of its tokens; the first `shared` tokens also belong to another sequence."""
 
     sequence: TrainingSequence
     indices: Indices

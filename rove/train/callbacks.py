@@ -1,4 +1,4 @@
-"""Observers of a training run: loggers, alerts, and the progress within a step. They do not change the computation."""
+"""Callbacks of a training run: loggers, alerts, and the progress within a step. They do not change the computation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 OnAlert = Callable[[Finding], None]
 OnProgress = Callable[[str, int, int], None]
-"""(what is counted, such as "rollouts"; how many are done; the total) → None. May be called from any thread."""
+"""(name of the counted items, such as "rollouts"; number of finished items; total) → None. May be called from any thread."""
 
 
 def ignore(activity: str, done: int, total: int) -> None:

@@ -1,7 +1,7 @@
 """Training checkpoints: save them, restore them, and find the last intact checkpoint of a damaged run.
 
-A checkpoint is a Hugging Face model folder (or an adapter folder) with the trainer's state. With several processes it contains
-each process's shard instead. Any number of processes can resume from either kind.
+A checkpoint is a Hugging Face model folder (or an adapter folder) with the trainer's state. With several processes, it contains
+each process's shard instead. Any number of processes can resume from both kinds.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from rove.train.trainer import Trainer
 
 STATE = "trainer.pt"
 ERROR_CHARACTERS = 200
-"""Maximum characters of another library's error message."""
+"""Maximum characters that are quoted of another library's error message."""
 
 
 def save_checkpoint(path: Path, loaded: LoadedModel, trainer: Trainer, reference: Any = None) -> None:
-    """Write model, tokenizer and optimizer state to `path`, and the weights of a `reference` model if there is one.
+    """Write model, tokenizer and optimizer state to `path`, and the weights of `reference` if there is a reference model.
 
     With a sharded model, every process writes its shard to the same folder.
     """
@@ -79,7 +79,7 @@ def read_state(path: Path, device: torch.device | str, mmap: bool = False) -> Js
     """Read the trainer state of a checkpoint, without executing pickled code.
 
     Args:
-        mmap: Map the file into memory instead of reading it; for "cpu".
+        mmap: Map the file into memory instead of reading it; only for the device "cpu".
     """
     if not (path / STATE).exists():
         raise RunError(f"{path} cannot be resumed from: it has no {STATE}")
@@ -112,11 +112,11 @@ def restore_weights(path: Path, loaded: LoadedModel) -> None:
 
 
 DAMAGED = ".damaged"
-"""Suffix of a damaged checkpoint that was renamed."""
+"""Suffix that a damaged checkpoint gets when it is renamed."""
 
 
 def recover(run: Run) -> list[str]:
-    """Rename damaged checkpoints that are newer than the last intact one, so that training resumes from that.
+    """Rename damaged checkpoints that are newer than the last intact checkpoint, so that training resumes from the intact one.
 
     Returns:
         A sentence for every renamed checkpoint: its name, the reason, and where training resumes.
@@ -231,7 +231,7 @@ def _check_metrics(run: Run, progress: Progress) -> None:
 
 
 def _check_rollouts(run: Run, progress: Progress) -> None:
-    """Check that the rollouts of all steps before the checkpoint are there, although training does not read them."""
+    """Check that the run has the rollouts of all steps before the checkpoint, although training does not read them."""
     file = run.path / "rollouts.jsonl"
     size = file.stat().st_size if file.exists() else 0
     if size < progress.rollouts_bytes:

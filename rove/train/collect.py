@@ -27,14 +27,14 @@ from rove.train.callbacks import OnProgress, ignore
 from rove.train.config import CollectionSettings
 from rove.train.curriculum import Difficulty, ExampleOrder, StepExamples
 from rove.train.losses import token_weights
-from rove.train.sequences import TrainingSequence, sequences_from_record
+from rove.train.sequences import TrainingSequence, rewards_by_turn, sequences_from_record
 
 DRAWN = "examples/drawn"
 """Metric: number of examples drawn from the dataset so far, including skipped ones; the next step continues after them."""
 
 
 class CollectedStep(NamedTuple):
-    """The rollouts of a step and what training needs from them."""
+    """The rollouts of a step, with their training sequences and metrics."""
 
     records: list[RolloutRecord]
     sequences: list[TrainingSequence]
@@ -74,7 +74,7 @@ class RolloutCollector:
 
     @property
     def is_prefetching(self) -> bool:
-        """Whether the next step's rollouts are collected already."""
+        """Whether the next step's rollouts are being collected in advance."""
         return self._prefetched is not None
 
     def prefetch(self, step: int) -> None:
@@ -82,7 +82,7 @@ class RolloutCollector:
         self._prefetched = asyncio.create_task(self.collect(step))
 
     async def take(self, step: int) -> CollectedStep:
-        """Return the rollouts of a step (counted from 0), collecting them unless they are prefetched; see `collect`."""
+        """Return the rollouts of a step (counted from 0); collect them unless they were prefetched. See `collect`."""
         collected = await (self._prefetched or self.collect(step))
         self._prefetched = None
         return collected
@@ -157,7 +157,7 @@ class RolloutCollector:
         return records
 
     def state(self) -> JsonObject:
-        """Return what a checkpoint needs in addition to the weights."""
+        """Return the state that a checkpoint needs in addition to the weights."""
         return {}
 
     async def close(self) -> None:
@@ -170,8 +170,8 @@ class RolloutCollector:
 def rows_needed(settings: CollectionSettings, env: Environment) -> int:
     """Return how many training rows a run may use.
 
-    In the dataset's order, these are the rows that its steps take. In any other order, these are all rows (-1), if
-    their number is known.
+    In the dataset's order, these are the rows that the run's steps take. In any other order, a run may use every row, so the
+    result is -1 (all rows) unless the number of rows is unknown.
     """
     order = settings.curriculum
     uses_any_row = order.shuffle or order.stratify or order.column or settings.filter.skips_examples
@@ -186,9 +186,9 @@ def check_failures(records: Sequence[RolloutRecord], number: int) -> None:
     error = records[0].error
     # A single failed rollout is left out; if all fail, the cause is the same, and the next steps would fail too.
     if error is not None and all(record.scores is None for record in records):
-        raise RunError(
-            f"every rollout of step {number} failed; the first: {error.phase}: {error.message}\n{error.traceback}"
-        )
+        # The message of a ConfigError says what to change; its traceback would only hide it.
+        details = "" if error.type == "ConfigError" else f"\n{error.traceback}"
+        raise RunError(f"every rollout of step {number} failed; the first: {error.phase}: {error.message}{details}")
 
 
 def check_rewards(records: Sequence[RolloutRecord], number: int) -> None:
@@ -211,7 +211,7 @@ def check_rewards(records: Sequence[RolloutRecord], number: int) -> None:
 
 
 def plan_groups(examples: Sequence[JsonObject], group_size: int, seed: int, step: int) -> list[list[Job]]:
-    """Return the groups of these examples in a step; further examples at the end do not change the groups of the first ones.
+    """Return the groups of these examples in a step; more examples at the end do not change the groups of earlier examples.
 
     Args:
         seed: Random seed of the run.
@@ -222,8 +222,8 @@ def plan_groups(examples: Sequence[JsonObject], group_size: int, seed: int, step
 def turn_rewards(group: Sequence[RolloutRecord], truncated: str = "keep") -> list[list[float]]:
     """Return the rewards of each scored rollout of a group: a single reward, or one reward per turn if any turn has one.
 
-    A turn without a reward earned 0, and the rollout's own reward is earned in its last turn. With "zero", every turn
-    of a truncated rollout earned 0.
+    A turn without a reward gets 0, and the rollout's own reward is added to its last turn. With "zero", every turn of a truncated
+    rollout gets 0.
     """
     factors = [0.0 if truncated == "zero" and record.is_truncated else 1.0 for record in group]
     # Rewards of turns add to the reward of the rollout: docs/decisions/turn_rewards.md.
@@ -232,10 +232,7 @@ def turn_rewards(group: Sequence[RolloutRecord], truncated: str = "keep") -> lis
         return [[factor * (record.reward or 0.0)] for record, factor in zip(group, factors, strict=True)]
     earned: list[list[float]] = []
     for record, factor in zip(group, factors, strict=True):
-        turns = [step.reward or 0.0 for step in record.steps]
-        if turns:
-            turns[-1] += record.reward or 0.0
-        earned.append([factor * reward for reward in turns])
+        earned.append([factor * reward for reward in rewards_by_turn(record)])
     return earned
 
 
@@ -244,8 +241,7 @@ def training_sequences(
 ) -> tuple[list[list[TrainingSequence]], dict[str, float]]:
     """Compute the advantages of a step's rollouts and cut each rollout into training sequences.
 
-    Failed rollouts (with "mask" also truncated ones) are left out of their group, and zero-advantage groups are
-    skipped.
+    Failed rollouts (with "mask", also truncated rollouts) are left out of their group, and zero-advantage groups are skipped.
 
     Returns:
         The sequences of each rollout, ordered by example and rollout index; and counts of groups and rollouts.
@@ -318,7 +314,9 @@ def rollout_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
 
 
 def _means(kind: str, values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each function; the environments of an `EnvGroup` have different functions."""
+    """Return the mean of each function over the rollouts that have it; the environments of an `EnvGroup` have different
+    functions.
+    """
     by_name: dict[str, list[float]] = {}
     for functions in values:
         for name, value in functions.items():

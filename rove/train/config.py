@@ -73,8 +73,8 @@ class LossConfig(Settings, frozen=True, kw_only=True):
     def bonus_after(self, history: Sequence[Mapping[str, float]]) -> float:
         """Return the weight of the entropy in the next step.
 
-        A bonus that is always on drives the entropy up without bound once advantages are small. With a target, it only prevents
-        that the entropy falls further (adaptive entropy control, Skywork-OR1, arXiv 2505.22312).
+        A bonus that is always on drives the entropy up without bound once advantages are small. With a target, it only keeps
+        the entropy from falling further (adaptive entropy control, Skywork-OR1, arXiv 2505.22312).
 
         Args:
             history: Metrics of the steps so far, oldest first.
@@ -129,7 +129,7 @@ DEFAULT_LOSS = LossConfig()
 
 
 class CurriculumConfig(Settings, frozen=True, kw_only=True):
-    """The `[curriculum]` table of `rove rl`: in which order training uses the dataset."""
+    """The `[curriculum]` table of `rove rl`: the order in which training uses the dataset."""
 
     column: str | None = None
     """Numeric column by which examples are ordered, from low to high, over the course of training; "info.level" means the "level"
@@ -156,7 +156,7 @@ class CurriculumConfig(Settings, frozen=True, kw_only=True):
 
 
 class FilterConfig(Settings, frozen=True, kw_only=True):
-    """The `[filter]` table of `rove rl`: which examples and groups training skips."""
+    """The `[filter]` table of `rove rl`: the examples and groups that training skips."""
 
     hard_threshold: FiniteFloat | None = None
     """Skip examples with a recent mean reward of at most this value; by default, no examples are skipped."""
@@ -198,8 +198,8 @@ class LoRAConfig(Settings, frozen=True, kw_only=True):
     """Dropout probability for the adapter's inputs in training. With dropout, the policy that RL
     trains differs from the policy that generates the rollouts."""
     targets: list[str] = []
-    """Names of the linear layers to adapt, such as "q_proj"; by default, all linear layers except the output layer and those that
-    PEFT cannot adapt, such as routers and some layers of Mamba."""
+    """Names of the linear layers to adapt, such as "q_proj"; by default, all linear layers except the output layer and layers
+    that PEFT cannot adapt, such as routers and some layers of Mamba."""
 
     def check(self) -> None:
         """Raise a ConfigError if a setting has no effect, or PEFT is missing."""
@@ -250,11 +250,11 @@ class EvaluationConfig(Settings, frozen=True, kw_only=True):
 
     @property
     def evaluation_kind(self) -> EvaluationKind | None:
-        """The registered kind; None for rollouts of examples."""
+        """The registered kind of evaluation; None for rollouts of examples."""
         return EVALUATION_KINDS.get(self.kind)
 
     def environment_isolation(self, run: Isolation) -> Isolation:
-        """Return where the environment runs, given where those of the run do."""
+        """Return where the evaluation's environment runs, given where the run's environments run."""
         default = IsolationConfig()
         values = {name: getattr(self.isolation, name) for name in ("start_seconds", "hang_seconds", "python")}
         changed = {name: value for name, value in values.items() if value != getattr(default, name)}
@@ -264,7 +264,7 @@ class EvaluationConfig(Settings, frozen=True, kw_only=True):
         """Check the settings before any work is done.
 
         Args:
-            run: Where the environments of the run are.
+            run: Where the run's environments run.
 
         Raises:
             ConfigError: Settings contradict each other.
@@ -292,7 +292,7 @@ class EvaluationConfig(Settings, frozen=True, kw_only=True):
 
 
 def check_evaluations(evaluations: Sequence[EvaluationConfig], run: Isolation = Isolation()) -> None:  # noqa: B008  frozen
-    """Raise a ConfigError if an evaluation is impossible, or two have the same name."""
+    """Raise a ConfigError if an evaluation is impossible, or two evaluations have the same name."""
     names: set[str] = set()
     for evaluation in evaluations:
         evaluation.check(run)
@@ -301,19 +301,32 @@ def check_evaluations(evaluations: Sequence[EvaluationConfig], run: Isolation = 
         names.add(evaluation.label)
 
 
+EQUAL_BEST = ("last", "shortest")
+
+
 class Goal(msgspec.Struct, frozen=True):
     """The metric that selects the best weights, and when training stops early."""
 
     metric: str | None = None
     """None selects the last weights and never stops early."""
     patience: int | None = None
-    """Stop after this many evaluations without a new best value or a fall of the validation loss."""
+    """Stop after this many evaluations in which neither the metric had a new best value nor the validation loss fell; None
+    never stops."""
     target: float | None = None
-    """Stop when the metric is at least (a loss: at most) this."""
+    """Stop when the metric is at least this value (for a loss: at most)."""
+    equal_best: str = "last"
+    """Which of several measurements with the best value is selected; see `RLConfig.equal_best`."""
+
+    @property
+    def length_metric(self) -> str | None:
+        """The mean length of the responses in the evaluation that measures the metric; None for a loss."""
+        if self.metric is None or not self.metric.startswith("eval/"):
+            return None
+        return "/".join([*self.metric.split("/")[:2], "length/mean"])
 
     @property
     def lower_is_better(self) -> bool:
-        """Whether lower values of the metric are better, as of a loss or of missed goals."""
+        """Whether lower values of the metric are better, as for a loss or missed goals."""
         return self.metric is not None and self.metric.endswith(("loss", "missed"))
 
     def is_as_good(self, value: float, reference: float) -> bool:
@@ -360,7 +373,7 @@ class TrainingConfig(Settings, frozen=True, kw_only=True):
     """Chat template in place of the model's own: "chatml", or the path of a Jinja file. It is saved with the trained model."""
     template_args: Arguments = {}
     """Variables of the chat template in every conversation, such as {"enable_thinking": false}. They are saved with the trained
-    model, which later commands use with them."""
+    model, and later commands use them."""
     batch_size: PositiveInt
     learning_rate: PositiveFloat
     warmup_steps: NonNegativeInt
@@ -395,7 +408,7 @@ class TrainingConfig(Settings, frozen=True, kw_only=True):
     """Evaluations to repeat during training (`[[evaluation]]` tables)."""
     keep_best: str | None = None
     """Metric, such as "eval/NAME/reward/mean", used to select the final weights. rove keeps the weights with the best value of
-    this metric, and of equal values the last. By default, the last weights become the final model."""
+    this metric or, if values are equal, the latest of these weights. By default, the last weights become the final model."""
     patience: PositiveInt | None = None
     """Stop after this many evaluations without a new best value of `keep_best`; by default, training does not stop
     early."""
@@ -438,7 +451,7 @@ class CollectionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def batch_size(self) -> int:
-        """Rollouts per step."""
+        """Number of rollouts per step."""
         return self.groups * self.rollouts_per_example
 
 
@@ -458,16 +471,20 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
     batch_size: PositiveInt = 256
     """Rollouts per step (a multiple of `rollouts_per_example`); with fewer than 256 rollouts, training is noisy."""
     rollouts_per_example: IntFrom2 = 8
-    """Number of rollouts in a group."""
+    """Number of rollouts per example, which form a group."""
     learning_rate: PositiveFloat = 3e-4
     """Peak learning rate of AdamW."""
     warmup_steps: NonNegativeInt = 5
     """Number of steps over which the learning rate rises linearly to its peak."""
     final_lr_fraction: Fraction = 0.1
     """Fraction of the peak learning rate that remains at the last step; the decay is linear."""
+    equal_best: str = "last"
+    """Which weights to keep if several evaluations have the best value of `keep_best`: "last" keeps the last of them, "shortest"
+    keeps those with the shortest responses, and of these the first."""
     lr_backoff: InnerFraction | None = None
     """Factor for the learning rate after the reward `keep_best` falls; training then continues from the best weights.
-    A fall is at least 10% of the best reward so far, and the 95% intervals do not overlap. Default: no change after a fall."""
+    The reward has fallen if it is at least 10% below the best reward so far and the 95% intervals do not overlap. By default,
+    the learning rate does not change."""
     loss: LossConfig = LossConfig()
     """Settings for the policy loss (`[loss]` table)."""
     advantage_estimator: str = "mean"
@@ -486,7 +503,7 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
     """Examples and groups to skip (`[filter]` table)."""
     max_off_policy_steps: NonNegativeInt = 0
     """Maximum age of the sampling weights, in steps. With 0, rove samples with the newest weights; with 1, it samples
-    for the next step while it trains on the current one; with 2 or more, it samples continuously."""
+    for the next step while it trains on the current step; with 2 or more, it samples continuously."""
     truncated: str = "keep"
     """Treatment of truncated rollouts: "keep" keeps their reward, "zero" sets it to 0, and "mask" excludes the rollouts from
     training."""
@@ -511,13 +528,18 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
     """Number of steps between two rollouts that are printed; 0 prints none."""
 
     @property
+    def goal(self) -> Goal:
+        """The metric that selects the best weights, and when training stops early."""
+        return Goal(self.keep_best, self.patience, self.target, self.equal_best)
+
+    @property
     def groups(self) -> int:
-        """Groups per step."""
+        """Number of groups per step."""
         return self.batch_size // self.rollouts_per_example
 
     @property
     def environment_isolation(self) -> Isolation:
-        """Where environments run."""
+        """Where the run's environments run."""
         return Isolation.of(self.isolation, self.ray)
 
     @property
@@ -542,7 +564,7 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
         """Check the settings before any work is done.
 
         Raises:
-            ConfigError: Settings contradict each other, or one has no effect.
+            ConfigError: Settings contradict each other, or a setting has no effect.
         """
         if self.batch_size % self.rollouts_per_example:
             raise ConfigError(
@@ -550,6 +572,13 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
             )
         if self.truncated not in ("keep", "zero", "mask"):
             raise ConfigError(f"truncated is '{self.truncated}'; expected keep, zero or mask")
+        if self.equal_best not in EQUAL_BEST:
+            raise ConfigError(f"equal_best is '{self.equal_best}'; {nearest(self.equal_best, EQUAL_BEST)}")
+        if self.equal_best != "last" and self.keep_best is None:
+            raise ConfigError(
+                f"equal_best is '{self.equal_best}', but keep_best is not set, so the last weights are kept; set keep_best to a "
+                "metric like eval/NAME/reward/mean"
+            )
         self._check_shared()
         self.loss.check()
         check_estimator(self.advantage_estimator)
@@ -606,13 +635,14 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True):
     data: str
     """Data to train on: a run folder with rollouts, or a file of messages (.jsonl, .ndjson, .json, or .parquet)."""
     min_reward: FiniteFloat | None = None
-    """Minimum reward of the rollouts to train on (in a file: of the column `reward`); by default, all scored ones are used."""
+    """Minimum reward of the rollouts to train on (in a file: of the column `reward`); by default, all scored rollouts are used.
+    """
     max_examples: CountOrAll = -1
     """Maximum number of rollouts, or rows of a file, to train on."""
     loss_on: str = "all"
-    """Assistant messages to train on: "all", "last" (of each conversation), or "completion" (not those of the prompt)."""
+    """Assistant messages to train on: "all", "last" (of each conversation), or "completion" (not the messages of the prompt)."""
     max_length: PositiveInt | None = None
-    """Maximum tokens of a sequence, at most the context of the model, which is the default."""
+    """Maximum tokens per sequence; the model's context is the default and the upper limit."""
     overlong: str = "truncate"
     """Conversations beyond `max_length`: "truncate" cuts sequences at the end, "drop" leaves the conversations out."""
     epochs: PositiveInt = 10
@@ -630,22 +660,23 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True):
     validate_every: PositiveInt = 50
     """Number of optimizer steps between two measurements of the validation loss; each measurement saves a checkpoint."""
     patience: PositiveInt = 4
-    """Stop after this many measurements without a new best `keep_best` or a fall of the validation loss by 0.1%."""
+    """Stop after this many measurements in which neither `keep_best` had a new best value nor the validation loss fell by 0.1%.
+    """
     keep_best: str = VALIDATION_LOSS
     """Metric used to select the final weights: `validation_loss`, or a metric such as "eval/NAME/reward/mean". rove keeps the
-    weights with the best value of this metric, and of equal values the last."""
+    weights with the best value of this metric or, if values are equal, the latest of these weights."""
     env: str | None = None
     """Environment in which the trained model is evaluated; by default, the environment of the run in `data`."""
     env_args: Arguments = {}
     """Arguments for the environment, in addition to those that the run in `data` used."""
     final_eval_rollouts: NonNegativeInt = 64
-    """Number of evaluation rollouts after training for the trained model and for each scripted policy; 0: no evaluation."""
+    """Number of evaluation rollouts after training for the trained model and for each scripted policy; 0 runs no evaluation."""
 
     def check(self) -> None:
         """Check the settings before any work is done.
 
         Raises:
-            ConfigError: Settings contradict each other, or one has no effect.
+            ConfigError: Settings contradict each other, or a setting has no effect.
         """
         self._check_shared()
         if self.overlong not in ("truncate", "drop"):

@@ -32,7 +32,7 @@ class Overlap(NamedTuple):
 
 
 def trained_keys(settings: CollectionSettings, env: Environment) -> list[str]:
-    """Return the keys (content hashes) of the training rows that an RL run may use, in their order; at most `MAX_ROWS`."""
+    """Return the keys (content hashes) of the training rows that an RL run may use, in the rows' order (at most `MAX_ROWS`)."""
     needed = rows_needed(settings, env)
     rows = env.examples(MAX_ROWS if needed < 0 else min(MAX_ROWS, needed), train=True)
     return [example_key(row) for row in rows]

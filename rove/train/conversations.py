@@ -17,20 +17,20 @@ class Conversation(NamedTuple):
     tools: list[dict[str, object]] | None = None
     """Tools that the model was shown."""
     sampled_messages: frozenset[int] | None = None
-    """Indices of the messages that the model sampled; None: all assistant messages."""
+    """Indices of the messages that the model sampled; None means all assistant messages."""
     example_key: str = ""
     """Key of the example; conversations with equal keys are either all for training or all for validation."""
     prompt_length: int | None = None
-    """Number of messages before the completion; None: it is not known."""
+    """Number of messages before the completion; None if unknown."""
     template_kwargs: JsonMapping | None = None
     """Variables of the chat template."""
     is_text: bool = False
-    """Whether prompt and completion are raw texts, which are not rendered with the chat template."""
+    """Whether prompt and completion are raw texts, which the chat template does not render."""
     place: str = ""
-    """Where it comes from, such as "chats.jsonl, line 3"."""
+    """Origin of the conversation, such as "chats.jsonl, line 3"."""
 
     def trained_messages(self, loss_on: str) -> Collection[int] | None:
-        """Return the indices of the messages to train on; None: all assistant messages."""
+        """Return the indices of the messages to train on; None means all assistant messages."""
         if loss_on == "all":
             return self.sampled_messages
         sampled = self.sampled_messages
@@ -47,10 +47,10 @@ class Conversation(NamedTuple):
 
 
 def conversations_of(record: RolloutRecord) -> list[Conversation]:
-    """Return the conversations of a rollout; every message that the model sampled is in exactly one of them.
+    """Return the conversations of a rollout; every message that the model sampled is in exactly one conversation.
 
-    Usually there is one conversation: prompt and completion. The model may have been shown other conversations: an
-    external agent may add its own system prompt, rewrite messages and hold several conversations.
+    Usually, there is one conversation: prompt and completion. But the model may have seen other conversations, because an
+    external agent may add its own system prompt, rewrite messages, and hold several conversations.
     """
     steps = record.steps
     sampled = [step.completion[-1] for step in steps if step.completion]

@@ -1,4 +1,4 @@
-"""Choose the examples of each step: their order over the run, and which are too easy or too hard and skipped.
+"""Choose the examples of each step: their order over the run, and the examples to skip as too easy or too hard.
 
 The choice depends only on the seed, the step and earlier rollouts; a resumed run reads these rollouts from its folder.
 """
@@ -43,7 +43,8 @@ def _is_number(value: Any) -> bool:
 
 
 def strata(values: Sequence[Any], bins: int) -> list[int]:
-    """Return the stratum of each value: one per distinct value, or the quantile if there are more than `bins` distinct numbers.
+    """Return the stratum of each value: one stratum per distinct value, or quantiles if there are more than `bins` distinct
+    numbers.
 
     Equal values share a stratum; quantiles are as equal in size as ties allow.
     """
@@ -60,7 +61,7 @@ def strata(values: Sequence[Any], bins: int) -> list[int]:
 
 
 def _even_cuts(sizes: Sequence[int], parts: int) -> list[int]:
-    """Return where to cut a sequence so that the sums of its parts are as equal as possible.
+    """Return the positions at which to cut a sequence of sizes so that the sums of its parts are as equal as possible.
 
     Dynamic programming minimizes the sum of the squared sums; the convex hull of its lines gives each row in linear
     time.
@@ -69,7 +70,7 @@ def _even_cuts(sizes: Sequence[int], parts: int) -> list[int]:
         parts: Number of parts, at most the number of `sizes`.
 
     Returns:
-        The first index of every part but the first.
+        The first index of every part except the first part.
     """
     ends = [0, *accumulate(sizes)]
     best = [end * end for end in ends]
@@ -103,12 +104,12 @@ def _at(line: tuple[int, int, int], x: int) -> int:
 
 
 def _is_never_lowest(a: tuple[int, int, int], b: tuple[int, int, int], c: tuple[int, int, int]) -> bool:
-    """Whether line `b` is nowhere below both others; their slopes descend."""
+    """Return whether line `b` is nowhere below both other lines; the slopes of the three lines descend."""
     return (c[1] - a[1]) * (a[0] - b[0]) <= (b[1] - a[1]) * (a[0] - c[0])
 
 
 def interleave(order: Sequence[int], stratum: Sequence[int]) -> list[int]:
-    """Rearrange `order` so that every part of it contains the strata in nearly the same proportions as the whole.
+    """Rearrange `order` so that every section of it contains the strata in nearly the same proportions as the whole.
 
     Member i of the m members of a stratum goes to the relative position (i + ½) / m.
     """
@@ -122,7 +123,7 @@ def interleave(order: Sequence[int], stratum: Sequence[int]) -> list[int]:
 
 
 class ExampleOrder:
-    """The examples of a run as an endless sequence, from which each step takes the next ones."""
+    """The examples of a run as an endless sequence, from which each step takes the next examples."""
 
     def __init__(self, examples: Sequence[Example], curriculum: CurriculumConfig, seed: int, steps: int, groups: int):
         self.size = len(examples)
@@ -180,14 +181,14 @@ class ExampleOrder:
 
 
 class Difficulty:
-    """Recent mean rewards of examples, and which examples are too easy or too hard."""
+    """Recent mean rewards of examples, which decide whether an example is too easy or too hard."""
 
     def __init__(self, config: FilterConfig):
         self.config = config
         self._rewards: dict[int, list[tuple[int, float]]] = {}
 
     def add(self, records: Iterable[RolloutRecord | Outcome]) -> None:
-        """Add rollouts, oldest steps first."""
+        """Add rollouts, in the order of their steps."""
         if not self.config.skips_examples:
             return
         for record in records:
@@ -231,7 +232,7 @@ class StepExamples:
         self.difficulty = difficulty
         self.number = step + 1
         self.position = position
-        """Number of examples drawn so far, including those of this step and skipped examples."""
+        """Number of examples drawn so far, including examples of this step and skipped examples."""
         self.skipped = 0
         """Number of examples skipped as too hard or too easy."""
         self._candidates = order.step(step, position)

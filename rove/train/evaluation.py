@@ -1,7 +1,7 @@
 """Evaluate on held-out examples while training, keep the best weights, and decide when to stop.
 
-Nothing here has state: the best measurement and the reason to stop follow from the metrics of the run, so a resumed run
-computes the same.
+This module has no state: the best measurement and the reason to stop follow from the metrics of the run, so a resumed run
+computes the same results.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from rove.train.config import VALIDATION_LOSS, EvaluationConfig, Goal
 
 FOLDER = "evaluations"
 MIN_PLATEAU_STEPS = 20
-"""Steps below which the variation of the rewards is not meaningful."""
+"""Minimum number of steps for which the variation of the rewards is meaningful."""
 MIN_LOSS_FALL = 1e-3
 """Share by which the validation loss must fall to count as progress."""
 MIN_FALL = 0.1
-"""A reward has fallen if it is below the best reward by at least this share of the best."""
+"""A reward has fallen if it is below the best reward by at least this share of the best reward."""
 
 
 class Best(NamedTuple):
@@ -48,26 +48,33 @@ class Best(NamedTuple):
     step: int
     value: float
     since: int
-    """Number of measurements since the first one with this value."""
+    """Number of measurements since the first measurement with this value."""
 
 
 def best_of(history: Sequence[Mapping[str, float]], goal: Goal) -> Best | None:
-    """Return the last of the best measurements; None if there is none yet.
+    """Return the best measurement; None if there is none yet.
 
-    With few rollouts, measurements are often equal; of these, the last weights are better on average, since they were
-    trained longer.
+    With few rollouts, measurements are often equal. By default, the last of these counts: while training makes progress, weights
+    that were trained longer are better on average. With "shortest", the first with the shortest responses counts: tokens
+    that no reward function reads drift (docs/decisions/unrewarded_tokens.md).
     """
     best: Best | None = None
+    best_length = math.inf
     for row in history:
         value = row.get(goal.metric) if goal.metric is not None else None
         if value is None:
             continue
+        length = row.get(goal.length_metric or "", math.inf)
         # Only a strictly better value starts the count of measurements without progress again.
         if best is None or not goal.is_as_good(best.value, value):
             best = Best(int(row["step"]), value, 0)
-        else:
-            step = int(row["step"]) if value == best.value else best.step
-            best = Best(step, best.value, best.since + 1)
+            best_length = length
+            continue
+        replaces_best = value == best.value and (goal.equal_best == "last" or length < best_length)
+        step = int(row["step"]) if replaces_best else best.step
+        best = Best(step, best.value, best.since + 1)
+        if replaces_best:
+            best_length = length
     return best
 
 
@@ -89,8 +96,8 @@ def stop_reason(history: Sequence[Mapping[str, float]], goal: Goal) -> str | Non
 
 
 def _last_fall(history: Sequence[Mapping[str, float]]) -> int:
-    """Return the last step at which the validation loss fell below its earlier minimum by `MIN_LOSS_FALL`; 0 if it is
-    not measured. The loss falls before the reward rises, so a lower loss is progress too.
+    """Return the last step at which the validation loss fell below its earlier minimum by `MIN_LOSS_FALL`; 0 if the loss is not
+    measured. The loss falls before the reward rises, so a lower loss is progress, too.
     """
     lowest, step = math.inf, 0
     for row in history:
@@ -104,8 +111,8 @@ def _measurements_after(history: Sequence[Mapping[str, float]], goal: Goal, step
 
 
 def count_falls(history: Sequence[Mapping[str, float]], goal: Goal) -> int:
-    """Return how many measurements of a mean reward have fallen: they are below the best earlier one by at least
-    `MIN_FALL` of it, and the 95% intervals do not overlap. A measurement without an interval counts as exact.
+    """Return the number of times that a measured mean reward has fallen: it is below the best earlier measurement by at least
+    `MIN_FALL` of that measurement, and the 95% intervals do not overlap. A measurement without an interval counts as exact.
     """
     best, best_low, count = -math.inf, -math.inf, 0
     for row in history:
@@ -126,7 +133,7 @@ class HeldOutEvaluations:
 
     Args:
         run: Run folder; `evaluations/NAME/STEP` in it is an ordinary run folder of `rove eval`.
-        seed: Random seed, the same for every evaluation, so that only the weights make results differ.
+        seed: Random seed. It is the same for every evaluation, so that results differ only because of the weights.
     """
 
     def __init__(
@@ -164,11 +171,11 @@ class HeldOutEvaluations:
         return [config for config in self.configs if step % config.every == 0]
 
     async def measure(self, step: int, configs: Sequence[EvaluationConfig]) -> dict[str, float]:
-        """Run evaluations after a step; return their metrics under `eval/NAME/`, and the time in seconds.
+        """Run evaluations after a step; return their metrics, named `eval/NAME/…`, and the time in seconds.
 
         Metrics: `reward/mean` with its 95% interval (`reward/interval_low`, `reward/interval_high`), `reward/FUNCTION`,
         `metrics/FUNCTION`, `length/mean` in tokens, and `truncated` and `failed` as fractions of the rollouts. Registered kinds
-        (`EvaluationKind`) have their own.
+        (`EvaluationKind`) have their own metrics.
         """
         if not configs:
             return {}
@@ -242,9 +249,10 @@ class HeldOutEvaluations:
         if not result.scored and failures:
             error = failures[0].error
             assert error is not None
+            details = "" if error.type == "ConfigError" else f"\n{error.traceback}"
             raise RunError(
                 f"every rollout of evaluation '{config.label}' after step {step} failed; the first: {error.phase}: "
-                f"{error.message}\n{error.traceback}"
+                f"{error.message}{details}"
             )
         return _metrics(result)
 
@@ -305,7 +313,7 @@ def outcome(history: Sequence[Mapping[str, float]], goal: Goal) -> JsonObject:
 
 
 def reward_gain(rewards: Sequence[float]) -> Estimate | None:
-    """Return by how much the reward rose from the first to the last quarter of the steps, with a 95% interval.
+    """Return the increase of the reward from the first to the last quarter of the steps, with a 95% interval.
 
     Steps count as independent. A trend within a quarter counts as variation, so the interval tends to be too wide.
 
@@ -324,7 +332,7 @@ def reward_gain(rewards: Sequence[float]) -> Estimate | None:
 
 
 def flat_reward(rewards: Sequence[float]) -> Finding | None:
-    """Return a finding if the reward has not measurably increased; None if it has or if there are too few steps."""
+    """Return a finding if the reward has not measurably increased; None if it has increased or there are too few steps."""
     gain = reward_gain(rewards)
     if gain is None or gain.low > 0.0:
         return None

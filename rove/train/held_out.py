@@ -1,4 +1,4 @@
-"""Decide which held-out examples select the weights, and which are reported.
+"""Decide which held-out examples select the weights, and which are used for the reported results.
 
 The best of many measurements overestimates the reward on the examples and seeds that selected it. So the evaluations
 during training and the results table use different examples, and their rollouts have different random seeds.
@@ -18,25 +18,26 @@ from rove.remote.loading import temporary_environment
 from rove.train.config import EvaluationConfig
 
 SELECTION_ROLLOUTS = 200
-"""Held-out rollouts of each evaluation during training."""
+"""Number of held-out rollouts in each evaluation during training."""
 SELECTION_SHARE = 1 / 3
-"""Share of the held-out examples that select the weights, if there are few; the table reports the others."""
+"""Share of the held-out examples that select the weights if there are few examples; the table reports the other examples."""
 FEWEST_SPLIT = 30
-"""With fewer held-out examples, selection and table both use all of them: very few examples would select weights at random."""
+"""With fewer held-out examples than this, selection and table both use all of them: very few examples would select weights at
+random."""
 TABLE_SEED = 1_000_003
-"""Random seed of the results table; the evaluations during training have that of the run."""
+"""Random seed of the results table; the evaluations during training use the seed of the run."""
 NOTED_SHARE = 0.01
-"""Share of the table's examples that chose the weights above which rove warns. Generators repeat a few questions by chance: one
-of 1,000 in reverse_text."""
+"""rove warns if more than this share of the table's examples also selected the weights. Generators repeat a few questions by
+chance, such as one question in 1,000 in reverse_text."""
 
 
 class HeldOut(NamedTuple):
     """How a recipe uses the held-out examples."""
 
     selection: int
-    """Number of examples of the evaluations during training, from the start of the dataset."""
+    """Number of examples that the evaluations during training use, from the start of the dataset."""
     table: int
-    """Number of examples of the results table."""
+    """Number of examples that the results table uses."""
     skipped: int
     """Number of examples that the table skips at the start of the dataset."""
     has_other_seed: bool
@@ -52,9 +53,9 @@ def split_held_out(available: int | None, table: int, has_seed: bool) -> HeldOut
     weights. With fewer than `FEWEST_SPLIT` examples, both use all of them.
 
     Args:
-        available: Number of held-out examples; None if the environment makes as many as needed.
+        available: Number of held-out examples; None if the environment generates as many as needed.
         table: Number of examples that the table requests.
-        has_seed: Whether the environment has an argument `seed` that makes other examples.
+        has_seed: Whether the environment has an argument `seed` that generates other examples.
     """
     needed = SELECTION_ROLLOUTS + table
     if has_seed and (available is None or available >= needed):
@@ -78,7 +79,7 @@ def split_held_out(available: int | None, table: int, has_seed: bool) -> HeldOut
 
 
 class ExampleKeys(NamedTuple):
-    """What an example contains, as hashes."""
+    """Hashes of an example's contents."""
 
     question: str
     """Prompt and answer."""
@@ -94,7 +95,7 @@ def keys_of(
     skipped: int = 0,
     isolation: Isolation = Isolation(),  # noqa: B008  frozen
 ) -> list[ExampleKeys]:
-    """Return the keys of `count` evaluation examples of an environment (all if < 0) after those that are skipped."""
+    """Return the keys of `count` evaluation examples of an environment (all if < 0), after the first `skipped` examples."""
     last = count if count < 0 else skipped + count
     with temporary_environment(env, env_dir, env_args, isolation) as loaded:
         rows = islice(loaded.examples(last), skipped, None)
@@ -102,10 +103,10 @@ def keys_of(
 
 
 def count_shared(selection: Sequence[ExampleKeys], table: Sequence[ExampleKeys]) -> int:
-    """Return how many examples of the table also choose the weights.
+    """Return the number of examples of the table that also select the weights.
 
-    Examples are the same if prompt and answer are equal, because `info` may hold a number that differs in every row. But if most
-    rows have the same prompts and answers, as in games, `info` makes the difference.
+    Examples are the same if prompt and answer are equal; `info` is ignored, because it may hold a number that differs in every
+    row. But if most rows have the same prompts and answers, as in games, `info` is compared as well.
     """
     questions = {keys.question for keys in table}
     examples = {keys.example for keys in table}
@@ -117,7 +118,7 @@ def count_shared(selection: Sequence[ExampleKeys], table: Sequence[ExampleKeys])
 
 
 class Table(Protocol):
-    """Settings of the results table: those of `rove eval`."""
+    """Settings of the results table, with the same names as settings of `rove eval`."""
 
     @property
     def env(self) -> str: ...  # noqa: D102
@@ -131,14 +132,22 @@ class Table(Protocol):
     def seed(self) -> int: ...  # noqa: D102
 
 
+def _choosing(metric: str | None, evaluations: Iterable[EvaluationConfig]) -> list[EvaluationConfig]:
+    """Return the evaluations by rollouts that select the weights."""
+    if metric is None:
+        return []
+    return [
+        evaluation
+        for evaluation in evaluations
+        if evaluation.kind == "rollouts" and metric.startswith(f"eval/{evaluation.label}/")
+    ]
+
+
 def overlap_note(metric: str | None, evaluations: Iterable[EvaluationConfig], seed: int, table: Table) -> str | None:
-    """Return a note if the table reports examples that chose the weights; None if it does not."""
-    for evaluation in evaluations:
-        chooses = metric is not None and metric.startswith(f"eval/{evaluation.label}/")
+    """Return a note if the table reports examples that selected the weights; None if it does not."""
+    for evaluation in _choosing(metric, evaluations):
         same_dataset = (evaluation.env, evaluation.env_args) == (table.env, table.env_args)
-        if not chooses or evaluation.kind != "rollouts" or not same_dataset:
-            continue
-        if 0 <= evaluation.num_examples <= table.skip_examples:
+        if not same_dataset or 0 <= evaluation.num_examples <= table.skip_examples:
             continue
         seeds = "and the same random seeds, so its values are" if seed == table.seed else "so its values may be"
         advice = f"skip_examples = {evaluation.num_examples}" if evaluation.num_examples > 0 else "other env_args"
@@ -152,10 +161,9 @@ def overlap_note(metric: str | None, evaluations: Iterable[EvaluationConfig], se
 def shared_note(
     metric: str | None, evaluations: Iterable[EvaluationConfig], table: Table, env_dir: str | None
 ) -> str | None:
-    """Return a note if many examples of the table have the content of examples that chose the weights; None if few have."""
-    for evaluation in evaluations:
-        chooses = metric is not None and metric.startswith(f"eval/{evaluation.label}/")
-        if not chooses or evaluation.kind != "rollouts" or evaluation.env != table.env:
+    """Return a note if many examples of the table have the contents of examples that selected the weights; None if few do."""
+    for evaluation in _choosing(metric, evaluations):
+        if evaluation.env != table.env:
             continue
         isolation = evaluation.environment_isolation(Isolation())
         reported = keys_of(table.env, env_dir, table.env_args, table.num_examples, table.skip_examples, isolation)

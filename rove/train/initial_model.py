@@ -1,4 +1,4 @@
-"""The model that a training starts from, as its settings say."""
+"""Load the model that training starts from."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from rove.core.errors import ConfigError
 from rove.models.chat_templates import limit_chat_templates
 from rove.models.load import LoadedModel, load_model, load_tokenizer, settings_with_adapter
 from rove.models.pretrained import model_path
-from rove.models.templates import TEMPLATE_FILE
-from rove.rendering.template_settings import no_template
+from rove.rendering.renderer import Renderer
 from rove.train.config import TrainingConfig
 
 
 def load_initial(config: TrainingConfig, device: str) -> LoadedModel:
-    """Load the initial model of a training."""
+    """Load the initial model that the settings name."""
     return load_model(
         config.model,
         device,
@@ -26,30 +25,26 @@ def load_initial(config: TrainingConfig, device: str) -> LoadedModel:
     )
 
 
-def check_template(config: TrainingConfig, needs_template: Callable[[], bool]) -> None:
-    """Check the settings of the chat template, without reading weights.
+def check_template(config: TrainingConfig, check: Callable[[Renderer], None]) -> None:
+    """Without loading the weights, check the settings of the chat template and whether it can render what the model must read.
 
     Args:
-        needs_template: Return whether the model has to read messages; called only if that may be a problem.
+        check: Raises a `ConfigError` if the model cannot read the data or the environment.
 
     Raises:
-        ConfigError: The settings do not fit the model, or it has no template and needs one.
+        ConfigError: The settings do not fit the model, or `check` raises it.
     """
     path = Path(model_path(config.model)).expanduser()
     chat_template, args = config.chat_template, config.template_args
     while (base := adapter_base(path)) is not None:
         chat_template, args = settings_with_adapter(path, chat_template, args)
         path = Path(base).expanduser()
-    has_settings = chat_template is not None or bool(args)
-    if not has_settings and (path / TEMPLATE_FILE).is_file():
-        return
     limit_chat_templates()
     try:
-        tokenizer, _ = load_tokenizer(path, config.trust_remote_code, chat_template, args)
+        tokenizer, settings = load_tokenizer(path, config.trust_remote_code, chat_template, args)
     except ConfigError:
         raise
     # Of a missing or damaged folder, transformers and tokenizers raise errors of all kinds. `begin` and `load_model` report them.
     except Exception:
         return
-    if not tokenizer.chat_template and needs_template():
-        raise no_template()
+    check(Renderer(tokenizer, settings=settings))

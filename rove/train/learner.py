@@ -1,4 +1,4 @@
-"""The learner: trainer, reference model and checkpoints, in one process or sharded over several.
+"""The learner: trainer, reference model and checkpoints, in one process or sharded over several processes.
 
 With several processes, each has a learner, and all receive the same calls (`rove.train.worker_group`):
 docs/decisions/ranks.md explains why only the first process runs the loop.
@@ -35,7 +35,7 @@ from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
 
 def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
-    """Return the model, with a new adapter if the settings enable one; then only the adapter is trained and saved."""
+    """Return the model, with a new adapter if the settings enable LoRA; then only the adapter is trained and saved."""
     if not config.lora.rank:
         return loaded
     from rove.models.adapter import add_adapter
@@ -55,7 +55,7 @@ def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
 
 
 def describe_lora(config: TrainingConfig, loaded: LoadedModel) -> str:
-    """Return a text about the share of the model that the adapter will cover; "" if the settings enable no adapter."""
+    """Return a text about the share of the model that the adapter will cover; "" if the settings do not enable LoRA."""
     if not config.lora.rank:
         return ""
     from rove.models.adapter import describe_coverage
@@ -84,7 +84,7 @@ def adapter_dropout(model: torch.nn.Module, seed: int) -> Generator[None]:
 
 
 DECIMALS = 6
-"""Decimals of recorded log-probabilities; ratios are then exact to 1e-6."""
+"""Number of decimals of recorded log-probabilities; ratios of probabilities are then exact to about 1e-6."""
 
 
 class TokenStats:
@@ -97,7 +97,7 @@ class TokenStats:
         self.records: list[tuple[TrainingSequence, torch.Tensor, torch.Tensor]] = []
 
     def add(self, batch: Batch, logprobs: torch.Tensor, entropies: torch.Tensor) -> None:
-        """Record the sequences of chosen rollouts in a batch; log-probabilities and entropies are [M]."""
+        """Record the chosen rollouts' sequences in a batch; log-probabilities and entropies have the shape [M]."""
         for index, sequence in enumerate(batch.sequences):
             origin = sequence.origin
             if origin is not None and (origin.example_key, origin.rollout_index) in self.chosen:
@@ -118,7 +118,7 @@ class TokenStats:
 
 
 def _trained_turns(sequence: TrainingSequence, logprobs: torch.Tensor, entropies: torch.Tensor) -> list[TrainedTurn]:
-    """Return the turns of a sequence. There are none if its first token is sampled, since nothing predicts that token."""
+    """Return the turns of a sequence; [] if its first token is sampled, because no token predicts the first one."""
     assert sequence.origin is not None
     if sequence.mask[0]:
         return []
@@ -151,9 +151,9 @@ class Objective(NamedTuple):
 
     loss: Loss
     num_iterations: int = 1
-    """Optimizer steps on the same sequences."""
+    """Number of optimizer steps on the same sequences."""
     log_token_stats: int = 0
-    """Number of rollouts whose token statistics are recorded; see `TokenStats`."""
+    """Number of rollouts per step whose token statistics are recorded; see `TokenStats`."""
     reference: str | None = None
     """Reference model of the loss: "first" (the model before training), "moving" (updated in training), or None."""
 
@@ -198,10 +198,10 @@ class Learner:
     def update(
         self, step: int, samples: Sequence[TrainingSequence], lr_scale: float, entropy_bonus: float = 0.0
     ) -> dict[str, float]:
-        """Take the optimizer steps of one training step; return the metrics of the last one.
+        """Take the optimizer steps of one training step; return the metrics of the last optimizer step.
 
-        The mismatch metrics are those of the first optimizer step: from the second on, the trained policy is meant to
-        differ.
+        Only the mismatch metrics come from the first optimizer step: from the second step on, the trained policy is meant to
+        differ from the sampler.
         """
         model, objective = self.trainer.model, self.objective
         batches = self._batches(samples)
@@ -266,7 +266,7 @@ class Learner:
 
 
 def resume(group: WorkerGroup[Learner], run: Run) -> int:
-    """Restore the last intact checkpoint of the run; return its step, 0 if there is none."""
+    """Restore the last intact checkpoint of the run; return its step, or 0 if there is no checkpoint."""
     for line in recover(run):
         logger.warning(line)
     last = run.last_checkpoint()

@@ -26,7 +26,7 @@ class Logger(Protocol):
     """Logs the metrics of every step."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a step, counted from 1; step 0 has the evaluation of the initial weights (`lr_backoff`)."""
+        """Log the metrics of a step, counted from 1. With `lr_backoff`, step 0 has the evaluation of the initial weights."""
         ...
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ def open_loggers(names: Sequence[str], run: Run, config: JsonMapping, step: int)
     """Return the loggers of a run.
 
     Args:
-        step: Last step that counts; a stopped process may have logged later steps.
+        step: Last step of the run so far; a stopped process may have logged later steps, which are discarded.
     """
     check_loggers(names)
     return [OPENERS[name](run, config, step) for name in names]

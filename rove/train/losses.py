@@ -43,9 +43,9 @@ class LossTokens(NamedTuple):
     sequence_index: torch.Tensor
     """Sequence of each token; equal numbers belong together."""
     old: torch.Tensor | None = None
-    """log π_old; None: log μ is used instead, as with one iteration per batch."""
+    """log π_old; if it is None, log μ is used instead, as with one iteration per batch."""
     reference: torch.Tensor | None = None
-    """Log-probabilities under the frozen reference model; only with a KL penalty."""
+    """Log-probabilities under the frozen reference model; None without a KL penalty."""
 
     @property
     def start(self) -> torch.Tensor:
@@ -63,7 +63,7 @@ class PolicyLoss:
 
     per_token: Loss
     clip: Callable[[torch.Tensor, LossTokens], torch.Tensor]
-    """(log π [N], tokens) → [N], True where the gradient is zeroed or scaled down."""
+    """(log π [N], tokens) → [N], which is True for tokens whose gradient is zeroed or scaled down."""
 
     def __call__(self, logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
         """Return the loss per token [N]."""
@@ -106,15 +106,17 @@ def cispo(max_ratio: float = 5.0) -> PolicyLoss:
 
 
 def grpo(clip_low: float = 0.2, clip_high: float = 0.2) -> PolicyLoss:
-    """−min(r · A, clip(r, 1 − clip_low, 1 + clip_high) · A) (GRPO, arXiv 2402.03300; with 0.28 above DAPO, arXiv 2503.14476)."""
+    """−min(r · A, clip(r, 1 − clip_low, 1 + clip_high) · A) (GRPO, arXiv 2402.03300; with clip_high 0.28, DAPO, arXiv
+    2503.14476).
+    """
     return _clipped_surrogate(lambda logprobs, tokens: logprobs - tokens.start, clip_low, clip_high)
 
 
 def gspo(clip_low: float = 3e-4, clip_high: float = 4e-4) -> PolicyLoss:
     """GRPO's loss with one ratio per sequence: s = exp(mean of log r over its tokens) (GSPO, arXiv 2507.18071).
 
-    Every token has the value s and the gradient s · ∇log π of its own (GSPO-token in the paper: sg(s) · π / sg(π)), so tokens
-    may differ in advantage. With the aggregation "sequence", this is the paper's objective. The bounds are far narrower
+    Every token has the value s, but its own gradient s · ∇log π (GSPO-token in the paper: sg(s) · π / sg(π)), so tokens may
+    differ in advantage. With the aggregation "sequence", this is the paper's objective. The bounds are far narrower
     than GRPO's, because a mean over many tokens hardly moves. If sampler and trainer differ numerically by as much as
     the bounds, the loss needs `old` log-probabilities: without them, it clips tokens before any weight has changed.
     """
@@ -151,8 +153,8 @@ def _clipped_surrogate(
 def importance_corrected(per_token: Loss, cap: float) -> Loss:
     """Multiply a loss by min(π_old/μ, cap): truncated importance sampling (Espeholt et al. 2018, arXiv 1802.01561).
 
-    Ratios are relative to π_old, but μ sampled the tokens. This corrects for a sampler with other numerics or older
-    weights. Without `old` log-probabilities the loss stays the same: the ratio is then relative to μ itself.
+    Ratios are relative to π_old, but μ sampled the tokens. The factor corrects for a sampler with other numerics or older
+    weights. Without `old` log-probabilities, the loss stays the same, because the ratio is then relative to μ itself.
     """
 
     def loss(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
@@ -168,7 +170,7 @@ def kl_penalized(per_token: Loss, weight: float, cap: float) -> Loss:
     """Add `weight` · min(π/μ, cap) · k3 to a loss; k3 = π_ref/π − log(π_ref/π) − 1 estimates KL(π‖π_ref) (Schulman 2020,
     joschu.net/blog/kl-approx.html).
 
-    The gradient also flows through π/μ: k3 alone would give the gradient of KL(π_ref‖π), k3 times π/μ that of
+    The gradient also flows through π/μ: k3 alone would give the gradient of KL(π_ref‖π), and k3 times π/μ gives the gradient of
     KL(π‖π_ref) (DeepSeek-V3.2, arXiv 2512.02556).
     """
 
@@ -219,8 +221,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "gspo": Preset(gspo, {"clip_low": 3e-4, "clip_high": 4e-4}, "sequence"),
     }
 )
-"""Losses by name. The name does not choose the advantage estimator: it is "mean" by default, although the papers of all but
-Dr. GRPO and REINFORCE divide by the standard deviation of the group ("std")."""
+"""Losses by name. The name does not choose the advantage estimator. The estimator is "mean" by default, although the papers of
+all losses except Dr. GRPO and REINFORCE divide by the standard deviation of the group ("std")."""
 
 
 def make_loss(
@@ -235,8 +237,9 @@ def make_loss(
 
     Args:
         name: One of `PRESETS`, or "package.module:function" of your own function with the signature of `Loss`.
-        max_ratio: Bound of "cispo"; None: default of the preset, as for the other bounds. Losses without the bound ignore it.
-        kl_penalty: Weight of the KL divergence to the reference model; 0: none.
+        max_ratio: Bound of "cispo". For this bound and the other bounds, None means the preset's default; a loss without the
+            bound ignores it.
+        kl_penalty: Weight of the KL divergence from the reference model; 0 adds no penalty.
         importance_cap: Upper bound of π_old/μ in `importance_corrected` and of π/μ in `kl_penalized`.
 
     Example:
@@ -266,7 +269,7 @@ def make_loss(
 
 
 def _import_loss(name: str, with_reference: bool) -> PolicyLoss:
-    """Import the loss "package.module:function" and try it on two tokens, so that mistakes show before sampling starts."""
+    """Import the loss "package.module:function" and try it on two tokens, so that mistakes are found before sampling starts."""
     function: Any = import_function("loss", name)
     _check_function(name, function, with_reference)
     if isinstance(function, PolicyLoss):
@@ -316,7 +319,7 @@ def token_weights(
     rollouts: Sequence[int] | None = None,
     constant: float | None = None,
 ) -> list[float]:
-    """Return the weight of each trained token in the sum of a step: one number per sequence.
+    """Return the weight that each trained token of a sequence has in the sum of a step: one number per sequence.
 
     - "token": 1 / all tokens. All tokens count equally (DAPO, arXiv 2503.14476).
     - "sequence": 1 / (rollouts · tokens of its rollout), the mean of the rollouts' means. Tokens of long rollouts count less
@@ -325,9 +328,9 @@ def token_weights(
       2503.20783).
 
     Args:
-        counts: Trained tokens of every sequence of the step.
-        rollouts: Rollout number of each sequence; None: each sequence is a rollout. A rollout with several sequences counts
-            once; otherwise rollouts with many turns would count more.
+        counts: Number of trained tokens of every sequence of the step.
+        rollouts: Rollout number of each sequence; None means that each sequence is a rollout. A rollout with several sequences
+            counts once; otherwise, rollouts with many turns would count more.
         constant: Divisor for "constant", such as the maximum number of trained tokens of a rollout.
     """
     _check_aggregation(aggregation)

@@ -1,7 +1,7 @@
-"""Read files of messages for SFT: the forms that TRL, prime-rl and Unsloth read.
+"""Read files of messages for SFT, in the forms that TRL, prime-rl and Unsloth read.
 
 A row has `messages` (OpenAI), `conversations` (ShareGPT, with `from` and `value`), or `prompt` and `completion`, which are both
-messages or both texts. Every row is checked before training starts, because the file may come from others.
+messages or both texts. Every row is checked before training starts, because the file may come from an untrusted source.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROLE_OF_SENDER = {"human": "user", "gpt": "assistant", **{role: role for role in
 FORMS = "'messages', 'conversations', or 'prompt' and 'completion'"
 
 Row = tuple[str, Any]
-"""The row's place, named in errors, such as "chats.jsonl, line 3", and its value."""
+"""The row's position for error messages, such as "chats.jsonl, line 3", and the row's value."""
 
 
 def is_message_file(path: str | Path) -> bool:
@@ -87,8 +87,8 @@ def _decoded(path: Path, number: int, content: bytes) -> Any:
 
 
 def _load(text: str) -> Any:
-    """Return the value of a JSON text. Raises ValueError also where Python's reader is lenient: for repeated keys, NaN, and texts
-    that are not Unicode."""
+    """Return the value of a JSON text. Also raise ValueError for texts that Python's reader accepts: with repeated keys, NaN, or
+    invalid Unicode."""
     try:
         value = json.loads(text, object_pairs_hook=_object, parse_constant=_reject_constant)
         if "\\ud" in text.lower():  # half of a surrogate pair is valid JSON, but no tokenizer reads it
@@ -120,7 +120,7 @@ def conversation_from_row(source: str, row: Any) -> Conversation:
     """Return a row as a conversation.
 
     Args:
-        source: Where the row comes from, for error messages.
+        source: Origin of the row, for error messages.
         row: A mapping in one of the forms, or a list of messages.
     """
     try:
@@ -173,7 +173,9 @@ def _key(columns: JsonMapping, prompt: Sequence[JsonMapping]) -> str:
 
 
 def _from_json(value: Any, name: str) -> Any:
-    """Return a value, or the value of its JSON text: columns whose rows differ in structure are often stored as text."""
+    """Return a value; if it is a JSON text, return the text's value: columns whose rows differ in structure are often stored as
+    text.
+    """
     if not isinstance(value, str):
         return value
     try:

@@ -1,4 +1,4 @@
-"""The model card of a trained model: a `README.md` that the Hugging Face hub reads, from what rove recorded."""
+"""The model card of a trained model: a `README.md` in the Hugging Face hub's format, written from what rove recorded."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from rove.core.masking import public_path, without_secrets
 from rove.core.plain import JsonMapping, JsonObject, is_mapping, is_sequence
 from rove.models.load import LoadedModel, folder_of, is_cached
 from rove.models.pretrained import CATALOG, model_path, models_folder
+from rove.models.templates import ARGS_FILE, TEMPLATE_FILE, read_args
 from rove.runs.run import Run
 from rove.statistics.format import caveats, interval, limits, number
 from rove.train.config import RLConfig, SFTConfig, TrainingConfig
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 CARD = "README.md"
 TAG = "rove"
 SHOWN_SETTINGS = ("steps", "epochs", "batch_size", "learning_rate", "seed")
-"""Settings that the card names even if they have their default."""
+"""Settings that the card names even if they have their default values."""
 OMITTED_SETTINGS = frozenset(
     {"model", "env", "env_args", "env_dir", "data", "evaluation", "run_dir", "device", "threads", "loggers", "vllm"}
     | {"isolation", "ray", "trust_remote_code"}
@@ -38,9 +39,9 @@ OMITTED_SETTINGS = frozenset(
 """Settings that the card states elsewhere, or that describe the machine."""
 LICENSE_FIELDS = ("license", "license_name", "license_link")
 HUB_NAME = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
-"""Name of a model on the Hugging Face hub; old ones have no owner."""
+"""Pattern of a model's name on the Hugging Face hub; names of old models have no owner."""
 HUB_CACHE = re.compile(r"/models--([\w.-]+?)--([\w.-]+)/snapshots/\w+/?$")
-"""Folder of a model in the cache of Hugging Face."""
+"""Pattern of a model's folder in Hugging Face's cache."""
 
 
 class Measurement(NamedTuple):
@@ -64,10 +65,10 @@ def write_card(
     measurements: Sequence[Measurement] = (),
     name: str = "",
 ) -> None:
-    """Write the card of a trained model into its folder; if that fails, warn: the model is worth more than its card.
+    """Write the card of a trained model into its folder; if that fails, only warn, because the model is worth more than its card.
 
     Args:
-        run: The run that trained it.
+        run: The run that trained the model.
         summary: The summary of the run, which says which weights were kept.
         measurements: Results to show. Default: the evaluations of the run.
         name: Name of this model in the measurements.
@@ -119,7 +120,7 @@ def _card(
     lines = ["---", front_matter, "---", "", f"# {subject}", "", "## Training", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {_cell(value)} |" for name, value in facts.items()]
     lines += ["", "## Results", "", *_results(run, summary, measurements, kept_step)]
-    lines += ["", "## Use", "", *_usage(config, library), ""]
+    lines += ["", "## Use", "", *_usage(config, library, folder), ""]
     return "\n".join(lines)
 
 
@@ -134,12 +135,12 @@ def save_result(config: RLConfig | SFTConfig, run: Run, loaded: LoadedModel, sum
 
 
 def _public_model(model: str) -> str:
-    """Return the name of a model that says nothing about this machine."""
+    """Return the name of a model without the folders of this machine."""
     return _hub_name(model) or public_path(model)
 
 
 def _hub_name(model: str) -> str | None:
-    """Return a model's name on the Hugging Face hub; None if it is not known to be there."""
+    """Return a model's name on the Hugging Face hub; None if the model is not known to be on the hub."""
     if model in CATALOG and not Path(model).is_dir():
         return None
     path = Path(model_path(model)).expanduser()
@@ -152,7 +153,7 @@ def _hub_name(model: str) -> str | None:
 
 
 def _base_metadata(model: str) -> JsonObject:
-    """Return the fields of the card about the model that was trained, as far as they are known: its name and its license."""
+    """Return the fields of the card about the initial model (name and license), as far as they are known."""
     metadata: JsonObject = {}
     loaded = _card_metadata(folder_of(model_path(model)) / CARD)
     if model in CATALOG and not Path(model).is_dir():
@@ -171,7 +172,7 @@ def _base_metadata(model: str) -> JsonObject:
 
 
 def _card_metadata(card: Path) -> JsonMapping:
-    """Return the metadata of a model's card; {} if it has none, or is damaged as foreign cards may be."""
+    """Return the metadata of a model's card; {} if the card has none or is damaged, as cards from other sources may be."""
     try:
         metadata = cast("object", read_metadata(card)) if card.is_file() else None
     except (OSError, ValueError, yaml.YAMLError):
@@ -186,7 +187,7 @@ def _kept_step(run: Run, summary: JsonMapping) -> int:
 
 
 def _evaluations(run: Run, config: TrainingConfig, kept_step: int) -> list[Measurement]:
-    """Return the results of the evaluations during a run: before training, and of the weights of the step `kept_step`."""
+    """Return the results of the evaluations during a run: before training, and after the step `kept_step`."""
     rows = {int(row["step"]): row for row in run.metrics()}
     versions = run.config()["identity"].get("evaluated", [evaluation.env for evaluation in config.evaluation])
     measurements: list[Measurement] = []
@@ -224,7 +225,7 @@ def _eval_results(measurements: Iterable[Measurement]) -> Iterator[EvalResult]:
 
 
 def _data_facts(run: Run, config: RLConfig | SFTConfig, summary: JsonMapping) -> dict[str, str]:
-    """Return what the model was trained on: an environment, or conversations."""
+    """Return facts about the training data: an environment, or conversations."""
     identity = run.config()["identity"]
     if isinstance(config, RLConfig):
         version = identity.get("env")
@@ -249,7 +250,7 @@ def _software(run: Run) -> str:
 
 
 def _results(run: Run, summary: JsonMapping, measurements: Sequence[Measurement], kept_step: int) -> Iterator[str]:
-    """Yield the table of results, or without one the last measurement of the training itself."""
+    """Yield the table of results; without evaluations, yield the last measurement of the training itself."""
     if not measurements:
         row = next(row for row in reversed(run.metrics()) if row["step"] == kept_step)
         values = [f"{name} {row[name]:.4g}" for name in ("reward/mean", "validation_loss", "loss") if name in row]
@@ -270,21 +271,36 @@ def _results(run: Run, summary: JsonMapping, measurements: Sequence[Measurement]
         yield f"The weights were chosen by `{best['metric']}`, so this value is probably higher than on new examples."
 
 
-def _usage(config: TrainingConfig, library: str) -> Iterator[str]:
+def _usage(config: TrainingConfig, library: str, folder: Path) -> Iterator[str]:
     """Yield examples with transformers, or PEFT, and rove."""
     name = "AutoPeftModelForCausalLM" if library == "peft" else "AutoModelForCausalLM"
-    yield from (
-        "```python",
-        f"from {library} import {name}",
-        "",
-        f'model = {name}.from_pretrained("FOLDER")',
-        "```",
-        "",
-    )
+    prompt = _prompt_lines(folder, is_adapter=library == "peft")
+    yield from ("```python", f"from {library} import {name}")
+    if prompt:
+        yield "from transformers import AutoTokenizer"
+    yield from ("", f'model = {name}.from_pretrained("FOLDER")', *prompt, "```", "")
+    if prompt:
+        yield from ("The model was trained with these settings of the chat template; rove uses them by itself.", "")
     if library == "peft":
         yield from ("`adapter_config.json` names the base model; change it to where the base model is.", "")
     env = config.env if isinstance(config, RLConfig) else "ENVIRONMENT"
     yield from ("```bash", f"rove eval {public_path(env)} -m FOLDER", "```")
+
+
+def _prompt_lines(folder: Path, is_adapter: bool) -> list[str]:
+    """Return code that renders a prompt as in training; [] if the model was trained with the template as it is."""
+    if not (folder / ARGS_FILE).is_file():
+        return []
+    lines = [f'tokenizer = AutoTokenizer.from_pretrained("{"BASE MODEL" if is_adapter else "FOLDER"}")']
+    if is_adapter and (folder / TEMPLATE_FILE).is_file():
+        lines.append(f'tokenizer.chat_template = open("FOLDER/{TEMPLATE_FILE}").read()')
+    arguments = ["messages", "add_generation_prompt=True"]
+    arguments += [f"{name}={value!r}" for name, value in read_args(folder).items()]
+    return [
+        *lines,
+        'messages = [{"role": "user", "content": "QUESTION"}]',
+        f"prompt = tokenizer.apply_chat_template({', '.join(arguments)})",
+    ]
 
 
 def _settings(settings: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -317,5 +333,5 @@ def _with_public_paths(value: object) -> object:
 
 
 def _cell(text: str) -> str:
-    """Return a text as one cell of a table."""
+    """Return a text escaped for a table cell."""
     return " ".join(text.replace("|", "\\|").split())

@@ -19,14 +19,14 @@ from rove.train.callbacks import OnProgress, ignore
 from rove.train.conversations import Conversation
 
 FORMAT_LEARNED = 0.9
-"""A model has learned the format if the mean of the format functions is at least this."""
+"""A model has learned the format if the mean of its format functions is at least this value."""
 MIN_TASK_MARGIN = 0.02
-"""Task scores closer than this are equal."""
+"""Task scores that differ by less than this value count as equal."""
 MORE_EPOCHS = (
     "The format is right: if the loss has been flat, train for more --epochs, since it may stay flat for hundreds of steps and "
     "then fall."
 )
-"""Advice if a model's reward is between those of two policies and nearer to the weaker one."""
+"""Advice if a model's reward is between the rewards of two policies and nearer to the weaker policy's."""
 MAX_TURN_TOKENS = 512
 """Maximum tokens per response."""
 MAX_READ_ROLLOUTS = 200
@@ -188,5 +188,7 @@ def longest_response(renderer: Renderer, items: Iterable[RolloutRecord | Convers
 
 
 def turn_limit(renderer: Renderer, items: Iterable[RolloutRecord | Conversation]) -> int:
-    """Return the maximum tokens per response for a model trained on these: twice the longest response in them."""
+    """Return the maximum tokens per response for a model trained on these rollouts or conversations: twice their longest
+    response.
+    """
     return min(MAX_TURN_TOKENS, 2 * longest_response(renderer, islice(items, MAX_READ_ROLLOUTS)) + 16)

@@ -21,29 +21,30 @@ from rove.train.sequences import TrainingSequence
 MIN_COMPARABLE_TURNS = 20
 """Minimum number of pairs of turns that `hidden_share` compares."""
 MIN_STANDARD_ERRORS = 4.0
-"""Standard errors by which agreement within examples must exceed agreement across examples."""
+"""Minimum number of standard errors by which agreement within examples must exceed agreement across examples."""
 FEW_SYMBOLS, MAX_SYMBOLS = 4, 10
-"""Words of one length look like merged symbols if several have at most the first number of distinct letters, or most
-have at most the second."""
+"""Words of one length look like merged symbols if several of them together have at most `FEW_SYMBOLS` distinct letters, or most
+of them together have at most `MAX_SYMBOLS`."""
 MIN_RESPONSES = 500
-"""Minimum number of responses for which the absence of a relation is evidence."""
+"""Minimum number of responses for which the absence of a relation counts as evidence."""
 MIN_OCCURRENCES = 20
-"""Minimum number of occurrences of a feature whose relations are tested."""
+"""Minimum number of occurrences of a feature for its relations to be tested."""
 MAX_FEATURES, MAX_OUTCOMES = 3000, 64
-"""Features of prompts and of responses that are tested, the most frequent ones first."""
+"""Maximum numbers of features of prompts and of responses that are tested, the most frequent features first."""
 NEAR_TOKENS, FIRST_TOKENS = 48, 8
-"""Tokens before a response, and first tokens of a response, whose positions are features."""
+"""Numbers of tokens before a response, and of first tokens of a response, whose positions are features."""
 MAX_CHANCE = 0.001
-"""Relations with at most this probability over all tests are not chance."""
+"""A relation counts as real if the probability that any test finds it by chance is below this value."""
 
 
 def hidden_share(records: Iterable[RolloutRecord]) -> float | None:
     """Return how much a policy's responses depend on something that the conversation does not show (0 to 1).
 
-    Compares rollouts with the same conversation before a turn. If they depend on something hidden in the example, two rollouts of
-    one example agree more often than rollouts of two examples. Every conversation counts the same: a first turn with random ties
-    has most of the pairs across examples, forced later turns have many pairs within them, and their sum looked hidden
-    (Simpson's paradox, seen with the teacher of tictactoe).
+    The function compares rollouts with the same conversation before a turn. If responses depend on something hidden in the
+    example, two rollouts of one example agree more often than rollouts of two examples. Every conversation has the same weight.
+    In a plain sum over all pairs, most pairs across examples come from a first turn with random ties, and many pairs within
+    examples come from forced later turns, so the sum indicated a hidden state where none was (Simpson's paradox, seen with the
+    teacher of tictactoe).
 
     Returns: The excess of agreement within examples, as a share of the possible excess; 0 if chance explains it; None
         if fewer than `MIN_COMPARABLE_TURNS` pairs can be compared.
@@ -69,18 +70,18 @@ def hidden_share(records: Iterable[RolloutRecord]) -> float | None:
 
 
 class _Agreement(NamedTuple):
-    """Pairs of responses to one conversation."""
+    """Counts of pairs of responses to one conversation."""
 
     within_agree: int
     within: int
-    """Pairs of rollouts of one example."""
+    """Number of pairs of rollouts of one example."""
     across_agree: int
     across: int
-    """Pairs of rollouts of two examples."""
+    """Number of pairs of rollouts of two examples."""
 
 
 def _agreement(responses_by_example: Collection[Sequence[bytes]]) -> _Agreement:
-    """Return how many pairs of responses to a conversation there are, and how many of them are equal."""
+    """Return the number of pairs of responses to a conversation, and the number of pairs with equal responses."""
     counts = [Counter(responses) for responses in responses_by_example]
     all_counts = sum(counts, Counter[bytes]())
     within_agree = sum(_equal_pairs(count) for count in counts)
@@ -94,7 +95,8 @@ def _equal_pairs(counts: Counter[bytes]) -> int:
 
 
 def merged_symbols(words: Iterable[str]) -> list[str]:
-    """Return words that look like several symbols in one token, such as "RGB", "GBR", "BRG": many of one length over few letters.
+    """Return words that look like several symbols in one token, such as "RGB", "GBR", "BRG": many words of one length with few
+    letters.
 
     Args:
         words: Words of an environment's texts, or tokens of a vocabulary.
@@ -117,10 +119,11 @@ def merged_symbols(words: Iterable[str]) -> list[str]:
 
 
 def prompts_are_related(sequences: Iterable[TrainingSequence]) -> bool | None:
-    """Return whether any token before a response is related to a token of the response; None with fewer than `MIN_RESPONSES`.
+    """Return whether any token before a response is related to a token of the response; None for fewer than `MIN_RESPONSES`
+    responses.
 
-    Features of a prompt are the tokens in it, and the last tokens by their distance from the response. Each is compared with each
-    of the first tokens of the response by a chi-squared test. A task whose answer depends on several words together,
+    The features of a prompt are its tokens, and its last tokens by their distance from the response. A chi-squared test
+    compares each feature with each of the first tokens of the response. A task whose answer depends on several words together,
     such as a sum modulo 7, may show no relation.
     """
     prompts: list[set[tuple[int, int]]] = []
@@ -150,8 +153,8 @@ def prompts_are_related(sequences: Iterable[TrainingSequence]) -> bool | None:
 
 
 def _indicators(observations: Sequence[set[tuple[int, int]]], limit: int) -> torch.Tensor:
-    """Return which of the most frequent features each observation has, as 0 or 1; those of nearly all observations are
-    left out.
+    """Return which of the most frequent features each observation has, as 0 or 1; features that nearly all observations have
+    are left out.
     """
     counts = Counter(chain.from_iterable(observations))
     highest = len(observations) - MIN_OCCURRENCES

@@ -15,7 +15,7 @@ import msgspec
 from rove.core.config import as_settings
 from rove.core.digest import derive_seed
 from rove.core.plain import JsonMapping
-from rove.core.records import RolloutRecord
+from rove.core.records import PROMPT_TOO_LONG, RolloutRecord
 from rove.envs.environment import Environment
 from rove.models.load import LoadedModel
 from rove.runs.run import Run
@@ -65,15 +65,15 @@ async def train_rl(
         alert.
         on_sample: Called every `show_every` steps with the step and a random rollout.
         on_progress: Called with the progress within a step: rollouts and micro-batches.
-        ranks: Processes that train together. This is the first; the others call `follow_rl`.
+        ranks: Processes that train together. This process is the first; the other processes call `follow_rl`.
 
     Returns:
-        Folder of the final model or adapter: the last weights, or the best by `keep_best`.
+        Folder of the final model or adapter: the last weights, or the best weights by `keep_best`.
 
     Raises:
         ConfigError: A setting is unknown, out of range, or contradicts another.
         RunError: Every rollout of a step failed.
-        TrainingError: Loss or gradient were not finite in `max_non_finite_steps` steps in a row.
+        TrainingError: The loss or the gradient was not finite in `max_non_finite_steps` consecutive steps.
     """
     config = as_settings(RLConfig, config)
     config.check()
@@ -124,7 +124,7 @@ def follow_rl(config: RLConfig, loaded: LoadedModel, ranks: Ranks) -> None:
 
 
 def objective_of(config: RLConfig) -> Objective:
-    """Return what the settings of an RL run optimize."""
+    """Return the training objective that the settings of an RL run define."""
     loss = config.loss
     reference = "first" if loss.sync_reference_every is None else "moving"
     return Objective(
@@ -172,6 +172,7 @@ class _Loop:
             on_progress,
         )
         self.collector: RolloutCollector | None = None
+        self.has_noted_overlong = False
 
     async def start(self, step: int, history: list[dict[str, float]], callbacks: TrainingCallbacks) -> None:
         """Begin, or continue after `step` steps. With `lr_backoff`, a new run measures the initial weights as step 0.
@@ -203,12 +204,13 @@ class _Loop:
 
         Raises:
             RunError: Every rollout failed, or a reward function raised in every rollout of the first step.
-            TrainingError: Too many steps in a row were not finite.
+            TrainingError: Too many consecutive steps had a loss or gradient that was not finite.
         """
         config, collector = self.config, self.collector
         assert collector is not None
         # Collect rollouts. Their rewards become advantages, their tokens become training sequences.
         collected = await collector.take(step)
+        self._note_overlong_prompts(step, collected.records)
         if config.max_off_policy_steps == 1:
             # The next step's rollouts are collected while this step trains. They sample with the weights before it.
             self.publish(step)
@@ -236,6 +238,19 @@ class _Loop:
             self.group.call_all(Learner.update_reference)
         return collected, {**collected.metrics, **trained, **self.backend.metrics}
 
+    def _note_overlong_prompts(self, step: int, records: Sequence[RolloutRecord]) -> None:
+        """Warn once about rollouts whose prompt did not fit the context: their rewards do not measure the model's responses."""
+        overlong = [record for record in records if record.stop_condition == PROMPT_TOO_LONG]
+        if not overlong or self.has_noted_overlong:
+            return
+        self.has_noted_overlong = True
+        without_response = sum(1 for record in overlong if not record.steps)
+        logger.warning(
+            "step %d: %d of %d rollouts ended because the prompt did not fit the model's context of %d tokens, %d of them before "
+            "the first response, so nothing of these is trained on; shorten the prompts, or use a model with a longer context",
+            *(step + 1, len(overlong), len(records), self.loaded.context, without_response),
+        )
+
     def publish(self, version: int) -> None:
         """Give the newest weights to the sampling backend."""
         self.group.call_all(Learner.gather)
@@ -252,7 +267,7 @@ class _Loop:
         return row
 
     def end_step(self, row: Mapping[str, float], has_fallen: bool) -> None:
-        """Return to the best weights if the reward of this step fell. Save a checkpoint in that case, and whenever one is due."""
+        """Return to the best weights if the reward of this step fell. Save a checkpoint then, and whenever one is due."""
         step = int(row["step"])
         if has_fallen:
             self.group.call_all(Learner.return_to, self.run.path / "checkpoints" / "best")
@@ -266,7 +281,7 @@ class _Loop:
             self.checkpoint(step)
 
     def checkpoint(self, step: int) -> None:
-        """Save everything that the run resumes from after `step` steps."""
+        """Save everything that is needed to resume the run after `step` steps."""
         assert self.collector is not None
         state = self.run.progress(step, self.collector.state())
         self.run.save_checkpoint(str(step), lambda path: self.group.call_all(Learner.save, path), state)
@@ -292,7 +307,7 @@ def learn(
     """Train on the sequences of a step; return the metrics of the last optimizer update, and the time.
 
     Raises:
-        TrainingError: Too many steps in a row were not finite.
+        TrainingError: Too many consecutive steps had a loss or gradient that was not finite.
     """
     started = time.perf_counter()
     metrics: dict[str, float] = {}
@@ -312,7 +327,7 @@ def learn(
 
 
 def policy_ages(sequences: Sequence[TrainingSequence], step: int) -> dict[str, float]:
-    """Return how many policy versions old the sampling weights were: the mean over tokens, and the maximum."""
+    """Return the age of the sampling weights in policy versions: the mean over tokens, and the maximum."""
     tokens_by_age: Counter[int] = Counter()
     for sequence in sequences:
         for version, count in sequence.versions:
@@ -327,7 +342,8 @@ def policy_ages(sequences: Sequence[TrainingSequence], step: int) -> dict[str, f
 def must_synchronize(config: RLConfig, number: int) -> bool:
     """Return whether a checkpoint or an evaluation follows step `number`, so that no rollouts may be collected ahead.
 
-    A resumed run samples with the newest weights there; an uninterrupted run must do the same to give the same results.
+    A resumed run samples with the newest weights after such a step; an uninterrupted run must do the same to give the same
+    results.
     """
     return (
         number % config.checkpoint_every == 0

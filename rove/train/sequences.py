@@ -1,12 +1,14 @@
 """Token sequences from rollouts, with a mask of the trained tokens.
 
+`rove rl` and other trainers use the same function, `sequences_from_record`; docs/trainers.md states what is exact.
+
 A rollout of two turns whose second prompt extends the first turn's tokens is one sequence. With first prompt [1, 2], sampled [7,
 8], and second prompt [1, 2, 7, 8, 3], sampled [9]:
 
     ids   1  2  7  8  3  9
     mask  0  0  1  1  0  1
 
-If the second prompt did not start with [1, 2, 7, 8], a second sequence would start there. A turn extends the longest
+If the second prompt did not start with [1, 2, 7, 8], it would start a second sequence. A turn extends the longest
 sequence that is a prefix of its prompt, so turns of other conversations in between (see `RLMEnv`, `AgentEnv`) do not
 matter.
 """
@@ -21,6 +23,7 @@ import msgspec
 from rove.core.errors import ConfigError
 from rove.core.records import RolloutRecord
 from rove.rendering.renderer import Renderer
+from rove.train.conversations import conversations_of
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -30,6 +33,8 @@ class Origin(msgspec.Struct, frozen=True):
     rollout_index: int
     turns: list[tuple[int, int]]
     """(turn number, number of sampled tokens) in the order of the tokens."""
+    rewards: list[float] = []
+    """The reward of each of these turns, see `rewards_by_turn`; [] if the rollout failed."""
 
 
 class TrainingSequence(msgspec.Struct, frozen=True):
@@ -41,26 +46,26 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     logprobs: list[float]
     """The sampler's log-probabilities where the mask is true, else 0."""
     advantages: list[float]
-    """The advantage of each token, 0 where the mask is false."""
+    """The advantage of each token; 0 where the mask is false."""
     temperature: float = 1.0
     weight: float = 1.0
-    """Weight of its tokens' losses, relative to a mean over all tokens of the step."""
+    """Weight of the losses of the sequence's tokens, relative to a mean over all tokens of the step."""
     policy_version: int = 0
     """Oldest version of the weights that sampled a token of the sequence."""
     origin: Origin | None = None
-    """None if it does not come from a rollout."""
+    """The rollout that the sequence comes from; None if it does not come from a rollout."""
     version_spans: list[tuple[int, int]] = []
     """(version, number of sampled tokens) in order, if several versions sampled the tokens."""
 
     def truncated(self, length: int) -> TrainingSequence:
-        """Return the first `length` tokens of a sequence for SFT."""
+        """Return the sequence cut to its first `length` tokens, for SFT."""
         if len(self.ids) <= length:
             return self
         return _for_sft(self.ids[:length], self.mask[:length])
 
     @property
     def versions(self) -> list[tuple[int, int]]:
-        """(version of the weights, number of sampled tokens) in order."""
+        """Pairs (version of the weights, number of sampled tokens), in the order of the tokens."""
         return self.version_spans or [(self.policy_version, sum(self.mask))]
 
 
@@ -75,12 +80,34 @@ class _Branch(NamedTuple):
     turns: list[tuple[int, int]]
 
 
-def sequences_from_record(record: RolloutRecord, advantages: float | Sequence[float]) -> list[TrainingSequence]:
-    """Return the sequences of a rollout with exact tokens; every sampled token is in exactly one of them.
+def sequences_from_record(
+    record: RolloutRecord, advantages: float | Sequence[float] = 1.0, renderer: Renderer | None = None
+) -> list[TrainingSequence]:
+    """Return the token sequences of a rollout, with masks, log-probabilities and the rewards of turns.
+
+    Every sampled token is in exactly one sequence, and the mask is true on sampled tokens only. The ids are those that the
+    model was shown and that it sampled, and the log-probabilities are those of the sampler: nothing is tokenized again. A
+    sequence is one branch of the rollout, which is usually the whole rollout. A turn whose prompt does not extend the tokens
+    of an earlier turn starts a new sequence; so do other conversations of an agent.
+
+    A record without tokens, such as one from an endpoint that returns only text, needs a `renderer`. Its messages are then
+    tokenized again with the model's chat template, as for SFT. Such sequences may differ from what the model sampled; their
+    log-probabilities are 0, and `origin` is None.
+
+    Example:
+        >>> for sequence in rove.sequences_from_record(record, advantages=0.5):
+        ...     train_on(sequence.ids, sequence.mask, sequence.logprobs, sequence.advantages)
 
     Args:
+        record: A rollout. `origin.rewards` has the rewards of its turns.
         advantages: Advantage of each turn, or one for all turns.
+        renderer: Renderer of the model, such as `rove.load_model(folder).renderer`, for records without tokens.
+
+    Raises:
+        ConfigError: The record has no tokens, and there is no renderer; or there is one, and an advantage per turn.
     """
+    if renderer is not None and any(step.tokens is None for step in record.steps):
+        return _retokenized(record, advantages, renderer)
     branches: list[_Branch] = []
     turn_advantages = advantages if isinstance(advantages, Sequence) else [advantages]
     if len(turn_advantages) == 1:
@@ -116,15 +143,48 @@ def sequences_from_record(record: RolloutRecord, advantages: float | Sequence[fl
             # Greedy sampling counts as 1: probabilities at temperature 0 have no gradient.
             record.temperature or 1.0,
             policy_version=min(version for version, _ in branch.versions),
-            origin=Origin(record.example_key, record.rollout_index, branch.turns),
+            origin=_origin(record, branch.turns),
             version_spans=branch.versions if len(branch.versions) > 1 else [],
         )
         for branch in branches
     ]
 
 
+def rewards_by_turn(record: RolloutRecord) -> list[float]:
+    """Return the reward of each turn of a scored rollout; the rollout's own reward is earned in its last turn."""
+    rewards = [step.reward or 0.0 for step in record.steps]
+    if rewards:
+        rewards[-1] += record.reward or 0.0
+    return rewards
+
+
+def _origin(record: RolloutRecord, turns: list[tuple[int, int]]) -> Origin:
+    if record.scores is None:  # a failure is never a reward of 0
+        return Origin(record.example_key, record.rollout_index, turns)
+    rewards = rewards_by_turn(record)
+    return Origin(record.example_key, record.rollout_index, turns, [rewards[turn] for turn, _ in turns])
+
+
+def _retokenized(
+    record: RolloutRecord, advantages: float | Sequence[float], renderer: Renderer
+) -> list[TrainingSequence]:
+    if isinstance(advantages, Sequence):
+        raise ConfigError(
+            f"advantages is a list of {len(advantages)} numbers, but the record has no tokens, so its turns cannot be told "
+            "apart; expected one number for all turns"
+        )
+    sequences: list[TrainingSequence] = []
+    for conversation in conversations_of(record):
+        for sequence in sequences_from_messages(
+            renderer, conversation.messages, conversation.tools, conversation.sampled_messages
+        ):
+            weighted = [advantages * trained for trained in sequence.advantages]
+            sequences.append(msgspec.structs.replace(sequence, advantages=weighted))
+    return sequences
+
+
 def _joined(spans: list[tuple[int, int]], next_spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the spans of a sequence with those of its next turn; adjacent spans of the same version are joined."""
+    """Return the spans of a sequence followed by the spans of its next turn; adjacent spans of the same version are joined."""
     if not spans or spans[-1][0] != next_spans[0][0]:
         return spans + next_spans
     version, count = spans[-1]
@@ -133,7 +193,7 @@ def _joined(spans: list[tuple[int, int]], next_spans: list[tuple[int, int]]) -> 
 
 
 def _longest_extended(branches: Sequence[list[int]], prompt_ids: list[int]) -> int | None:
-    """Return the index of the longest branch that is a prefix of the prompt (the latest among equals); None if there is none."""
+    """Return the index of the longest branch that is a prefix of the prompt (of equal ones, the last); None if there is none."""
     longest: int | None = None
     for index, ids in enumerate(branches):
         length = len(ids)

@@ -1,4 +1,6 @@
-"""Checks of the settings and examples of an RL run: `rove rl` prints the problems, `rove doctor` the result of every check."""
+"""Checks of the settings and examples of an RL run: `rove rl` prints only problems; `rove doctor` prints the result of every
+check.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +14,27 @@ from rove.train.config import LoRAConfig, RLConfig
 from rove.train.contamination import MAX_ROWS, Overlap, find_overlaps, trained_keys
 
 MIN_BATCH, TINY_BATCH = 256, 64
-"""Rollouts per step: below the first, training is noisy; below the second, it often collapses."""
+"""Numbers of rollouts per step: below `MIN_BATCH`, training is noisy; below `TINY_BATCH`, it often collapses."""
 MIN_GROUPS = 8
-"""Groups per step below which the mean reward says little about the dataset."""
+"""Number of groups per step below which the mean reward says little about the dataset."""
 MIN_GROUP_SIZE = 4
 MAX_TEMPERATURE, MIN_TEMPERATURE = 1.25, 0.7
-"""Sampling temperatures: above the first, policies collapse (at 1.4); below the second, group members are too similar."""
+"""Range of sampling temperatures: above it, policies may collapse (seen at 1.4); below it, group members are too similar."""
 LARGE_BONUS = 0.1
-"""An entropy bonus this large destroyed a tiny policy; 0.01 to 0.03 helped."""
+"""An entropy bonus of this size destroyed a tiny policy, but 0.01 to 0.03 helped."""
 LEARNING_RATES = ((20e6, (1e-4, 1e-3)), (200e6, (1e-5, 5e-5)), (float("inf"), (1e-6, 5e-6)))
-"""Parameter count (upper bound) → learning rates that worked for full training."""
+"""Pairs (upper bound of the parameter count, range of learning rates that worked for full training)."""
 LORA_RATE_FACTOR = 10
-"""Learning rate of an adapter relative to full training."""
+"""Factor between the learning rates of an adapter and of full training."""
 MAX_ADAPTER_FRACTION = 0.2
-"""If less than this fraction of the parameters is trained, the model has an adapter."""
+"""If less than this fraction of the parameters is trained, the model is taken to have an adapter."""
 RATE_TOLERANCE = 2.0
 """Rates outside the working range by more than this factor get a warning."""
 MAX_LEARNING_RATE = 1e-2
-"""AdamW changes every weight by about the learning rate per step, and weights are a few hundredths."""
+"""Maximum learning rate: AdamW changes every weight by about the learning rate per step, and weights are a few hundredths in
+size."""
 BIASED = ("top_p", "top_k", "min_p")
-"""Sampling parameters that the trainer's probabilities ignore."""
+"""Sampling parameters that the trainer ignores when it computes probabilities."""
 
 
 def start_warnings(config: RLConfig, env: Environment) -> list[Finding]:
@@ -103,7 +106,7 @@ def check_schedule(steps: int, warmup_steps: int, checkpoint_every: int, entropy
 
 
 def check_adapter(lora: LoRAConfig) -> Finding:
-    """Check whether the adapter that is trained is the policy that is sampled."""
+    """Check whether the sampled policy is the same as the trained adapter."""
     # With dropout, the policy that RL trains is not the policy that samples.
     targets = ", ".join(lora.targets) or "all linear layers"
     text = f"rank {lora.rank}, alpha {lora.alpha:g}, {targets}"
@@ -130,8 +133,8 @@ def check_dataset(groups: int, steps: int, rows: int | None, trained: Sequence[s
     """Check whether there are enough different examples.
 
     Args:
-        groups: Groups per step.
-        rows: Rows of the dataset; None if unknown.
+        groups: Number of groups per step.
+        rows: Number of rows of the dataset; None if unknown.
         trained: Keys of the first training rows, at most `MAX_ROWS`; equal contents have equal keys.
     """
     different = len(set(trained))
@@ -172,8 +175,8 @@ def check_learning_rate(learning_rate: float, lora_rank: int, parameters: int, t
     """Check whether the learning rate suits the size of the model.
 
     Args:
-        parameters: Parameters of the model, an adapter included.
-        trained: How many of them are trained.
+        parameters: Number of parameters of the model, including an adapter.
+        trained: Number of parameters that are trained.
     """
     is_adapter = trained < MAX_ADAPTER_FRACTION * parameters or lora_rank > 0
     # Larger models need smaller updates.

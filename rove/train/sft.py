@@ -26,7 +26,15 @@ from rove.train.learner import Learner, Objective, add_lora, resume
 from rove.train.losses import cross_entropy
 from rove.train.model_card import save_result
 from rove.train.sequences import TrainingSequence
-from rove.train.sft_data import SFTData, SFTSource, TokenizedConversation, overlong_notices, split, tokenize
+from rove.train.sft_data import (
+    SFTData,
+    SFTSource,
+    TokenizedConversation,
+    overlong_notices,
+    reasoning_notices,
+    split,
+    tokenize,
+)
 from rove.train.trainer import lr_scale, step_unless_non_finite
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
@@ -57,14 +65,14 @@ def train_sft(
         on_step: Called with the number of every step, the maximum number of steps, and its metrics.
         on_alert, on_progress: `on_alert` is called with every new alert, `on_progress` with the progress of
         tokenization and within a step.
-        ranks: Processes that train together. This is the first; the others call `follow_sft`.
+        ranks: Processes that train together. This process is the first; the other processes call `follow_sft`.
 
     Returns:
         Folder of the final model or adapter: the best weights by `keep_best`.
 
     Raises:
         ConfigError: A setting is unknown, out of range, or contradicts another, or too few conversations pass the filter.
-        TrainingError: Loss or gradient were not finite in `max_non_finite_steps` steps in a row.
+        TrainingError: The loss or the gradient was not finite in `max_non_finite_steps` consecutive steps.
     """
     config = as_settings(SFTConfig, config)
     config.check()
@@ -72,7 +80,8 @@ def train_sft(
     group = WorkerGroup(ranks, Learner(config, OBJECTIVE, loaded, ranks, on_progress))
     data = data if isinstance(data, SFTData) else SFTData(data, config)
     tokenized = tokenize(loaded.renderer, data.conversations, config, loaded.context, on_progress)
-    for notice in overlong_notices(tokenized, config, loaded.context):
+    notices = overlong_notices(tokenized, config, loaded.context)
+    for notice in [*notices, *reasoning_notices(loaded.renderer, tokenized, config)]:
         logger.warning(notice)
     training, held_out = split(tokenized, config)
     evaluations = _evaluations(config, loaded, run, on_progress)
@@ -113,7 +122,7 @@ def train_sft(
 
 
 def _overlong_counts(tokenized: Sequence[TokenizedConversation], config: SFTConfig) -> dict[str, int]:
-    """Return the fields of the summary about conversations that are longer than a sequence may be."""
+    """Return the fields of the summary about conversations that exceed the maximum length of a sequence."""
     truncated_tokens = [conversation.truncated for conversation in tokenized if conversation.truncated]
     if not truncated_tokens:
         return {}
@@ -178,7 +187,7 @@ def _step(
 def _batch(
     config: SFTConfig, step: int, training: Sequence[Sequence[TrainingSequence]]
 ) -> list[Sequence[TrainingSequence]]:
-    """Return the conversations of a step. Each epoch has another order, which depends on seed and epoch alone."""
+    """Return the conversations of a step. Each epoch has a different order, which depends only on the seed and the epoch."""
     per_epoch = max(1, len(training) // config.batch_size)
     epoch, position = divmod(step, per_epoch)
     # From the seed and the epoch alone: a resumed run continues in the same order.

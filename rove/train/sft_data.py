@@ -29,6 +29,9 @@ from rove.train.sequences import TrainingSequence, sequence_from_text, sequences
 SFTSource = str | Path | Run | Iterable[Any]
 """A run folder, a file of messages, a run, or data in memory: rollouts, rows, lists of messages, or a `datasets.Dataset`."""
 
+MAX_CHECKED = 32
+"""Maximum number of conversations that are rendered before a run starts: long games have hundreds of sequences of roles."""
+
 
 class SFTData:
     """The conversations to train on, read at first use.
@@ -43,7 +46,7 @@ class SFTData:
         self._source = source
         self._config = config
         self.run: Run | None = None
-        """The run; None if the data are messages."""
+        """The run that the data come from; None for messages."""
         self.name = "the data"
         self.dropped: Counter[str] = Counter()
         """Number of rollouts or rows that are not trained on, by reason."""
@@ -65,7 +68,7 @@ class SFTData:
 
     @cached_property
     def identity(self) -> str:
-        """A digest of the content: a run continues only on the same data; the data's location does not matter."""
+        """A digest of the content. A run continues only on the same data, but the location of the data does not matter."""
         if self.run is not None:
             file = self.run.path / "rollouts.jsonl"
             return f"rollouts#{digest_files([file] if file.exists() else [])}"
@@ -101,7 +104,7 @@ class SFTData:
 
     @property
     def example_keys(self) -> set[str]:
-        """The keys of the examples that are trained or validated on."""
+        """The keys of the training and validation examples."""
         return {conversation.example_key for conversation in self.conversations}
 
     def _values(self) -> Iterator[RolloutRecord | Row]:
@@ -147,7 +150,7 @@ class TokenizedConversation(NamedTuple):
 
     conversation: Conversation
     sequences: list[TrainingSequence]
-    """Sequences with trained tokens, none longer than the limit."""
+    """Sequences with trained tokens; no sequence is longer than the limit."""
     truncated: int
     """Number of tokens beyond the limit; they are not trained on."""
 
@@ -159,18 +162,14 @@ def tokenize(
     context: int,
     on_progress: OnProgress = ignore,
 ) -> list[TokenizedConversation]:
-    """Return conversations as token sequences; those beyond the limit are truncated at the end, or have no sequences.
+    """Return conversations as token sequences; sequences beyond the limit are truncated, or their conversation has no sequences.
 
     As in TRL, a sequence without a trained token is left out.
     """
     limit = sequence_limit(config, context)
     tokenized: list[TokenizedConversation] = []
     for conversation in counted(conversations, "conversations tokenized", on_progress):
-        try:
-            sequences = _sequences(renderer, conversation, config.loss_on)
-        except ConfigError as error:
-            source = f"{conversation.place}: " if conversation.place else ""
-            raise ConfigError(f"{source}{error}") from error
+        sequences = _sequences(renderer, conversation, config.loss_on)
         truncated_tokens = sum(max(0, len(sequence.ids) - limit) for sequence in sequences)
         if truncated_tokens and config.overlong == "drop":
             sequences = []
@@ -193,20 +192,71 @@ def sequence_limit(config: SFTConfig, context: int) -> int:
 
 
 def overlong_notices(tokenized: Sequence[TokenizedConversation], config: SFTConfig, context: int) -> list[str]:
-    """Return a sentence about the conversations beyond the limit, if there are any."""
+    """Return sentences about the conversations beyond the limit; [] if there are none."""
     tokens = [conversation.truncated for conversation in tokenized if conversation.truncated]
     if not tokens:
         return []
     limit = sequence_limit(config, context)
     source = "the context of the model" if limit == context else "max_length"
+    num_lost = sum(1 for conversation in tokenized if conversation.truncated and not conversation.sequences)
     subject = f"{len(tokens):,} of {len(tokenized):,} conversations are longer than {limit:,} tokens ({source})"
     if config.overlong == "drop":
         return [f"{subject}: they are left out"]
-    advice = 'overlong = "drop" leaves these conversations out'
-    return [f"{subject}: their last {sum(tokens):,} tokens are not trained on; {advice}"]
+    lost = f", and {num_lost:,} of them not at all, because their responses begin later" if num_lost else ""
+    advice = "--overlong drop (setting overlong) leaves these conversations out"
+    return [f"{subject}: their last {sum(tokens):,} tokens are not trained on{lost}; {advice}"]
+
+
+def reasoning_notices(renderer: Renderer, tokenized: Sequence[TokenizedConversation], config: SFTConfig) -> list[str]:
+    """Return a sentence about the conversations whose `reasoning_content` the template leaves out, if there are any.
+
+    Qwen3's prompt with `enable_thinking` = false closes the reasoning, so only the answer continues it.
+    """
+    num_left_out = 0
+    for conversation, sequences, truncated in tokenized:
+        positions = conversation.trained_messages(config.loss_on)
+        reasonings = [
+            str(message["reasoning_content"]).strip()
+            for position, message in enumerate(conversation.messages)
+            if message.get("reasoning_content") and (positions is None or position in positions)
+        ]
+        if not reasonings or truncated:
+            continue
+        texts = [renderer.decode(sequence.ids) for sequence in sequences]
+        if not all(any(reasoning in text for text in texts) for reasoning in reasonings):
+            num_left_out += 1
+    if not num_left_out:
+        return []
+    return [
+        f"{num_left_out:,} of {len(tokenized):,} conversations have a reasoning_content that the chat template leaves out with "
+        "these settings: it is not trained on. To train on it, change --template-args (setting template_args) or --chat-template "
+        "(setting chat_template)"
+    ]
+
+
+def check_conversations(renderer: Renderer, conversations: Sequence[Conversation], config: SFTConfig) -> None:
+    """Raise a `ConfigError` if the chat template rejects conversations, before a run folder is made.
+
+    Templates reject sequences of roles, so the first conversation of each sequence is rendered.
+    """
+    checked: set[tuple[object, ...]] = set()
+    for conversation in conversations:
+        roles = [(message["role"], bool(message.get("tool_calls"))) for message in conversation.messages]
+        kind = (conversation.is_text, bool(conversation.tools), *roles)
+        if kind not in checked and len(checked) < MAX_CHECKED:
+            checked.add(kind)
+            _sequences(renderer, conversation, config.loss_on)
 
 
 def _sequences(renderer: Renderer, conversation: Conversation, loss_on: str) -> list[TrainingSequence]:
+    try:
+        return _rendered_sequences(renderer, conversation, loss_on)
+    except ConfigError as error:
+        source = f"{conversation.place}: " if conversation.place else ""
+        raise ConfigError(f"{source}{error}") from error
+
+
+def _rendered_sequences(renderer: Renderer, conversation: Conversation, loss_on: str) -> list[TrainingSequence]:
     if conversation.is_text:
         prompt, completion = (str(message["content"]) for message in conversation.messages)
         return [sequence_from_text(renderer, prompt, completion)]
@@ -221,7 +271,7 @@ def split(
 ) -> tuple[list[list[TrainingSequence]], list[TrainingSequence]]:
     """Split conversations into training and validation data.
 
-    All conversations of an example are on the same side; if there is only one example, its conversations are split.
+    All conversations of an example are in the same part; if there is only one example, its conversations are split.
 
     Returns:
         The sequences of each training conversation, and all validation sequences.

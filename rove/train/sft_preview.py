@@ -1,4 +1,4 @@
-"""Preview of SFT, without training: rendered conversations, counts, lengths, and what is left out."""
+"""Preview of SFT, without training: rendered conversations, counts, lengths, and the data that is left out."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class RenderedConversation(msgspec.Struct, frozen=True):
     """A conversation as the model sees it."""
 
     place: str
-    """Where it comes from, such as "chats.jsonl, line 3"; "" for a rollout."""
+    """Origin of the conversation, such as "chats.jsonl, line 3"; "" for a rollout."""
     sequences: list[list[Piece]]
-    """Its token sequences: more than one if the chat template rewrites earlier turns."""
+    """Token sequences of the conversation: more than one if the chat template rewrites earlier turns."""
 
 
 class SFTPreview(msgspec.Struct, frozen=True):
-    """What a run of SFT would train on."""
+    """Description of the data that a run of SFT would train on."""
 
     data: str
     """Name of the data."""
@@ -51,11 +51,11 @@ class SFTPreview(msgspec.Struct, frozen=True):
     """Number of tokens in all sequences."""
     trained_tokens: int
     min_tokens: int
-    """Tokens of the shortest sequence."""
+    """Number of tokens in the shortest sequence."""
     median_tokens: float
     max_tokens: int
     max_length: int
-    """Maximum tokens of a sequence."""
+    """Maximum number of tokens in a sequence."""
     truncated_tokens: int
     """Number of tokens that are left out because they are beyond `max_length`."""
     dropped: dict[str, int]
@@ -69,7 +69,7 @@ class SFTPreview(msgspec.Struct, frozen=True):
 def preview_sft(
     config: SFTConfig, loaded: LoadedModel, data: SFTSource | SFTData | None = None, on_progress: OnProgress = ignore
 ) -> SFTPreview:
-    """Return what `train_sft` would train on.
+    """Return a description of the data that `train_sft` would train on.
 
     Args:
         data: Data to train on. Default: `config.data`.

@@ -54,15 +54,15 @@ METADATA_NAMES: Mapping[str, Sequence[str]] = {
     "pathlib": ("PosixPath", "WindowsPath"),
     "pathlib._local": ("PosixPath", "WindowsPath"),  # Python 3.13
 }
-"""Module → names that the pickle may use."""
+"""Module → names of the module that the pickle may use."""
 
 
 def shard_model(model: Any, ranks: Ranks, score: Callable[..., Any], in_bf16: bool = False) -> None:
     """Shard a model over the processes, in place.
 
     Args:
-        score: Function of the model that training calls; becomes the method `score` of the model.
-        in_bf16: Compute in bf16. Weights keep their type, and gradients are reduced in fp32.
+        score: Function that training calls with the model; it becomes the model's method `score`.
+        in_bf16: Whether to compute in bf16. Weights keep their type, and gradients are reduced in fp32.
     """
     mesh = init_device_mesh(ranks.device, (ranks.size,))
     dtype = torch.bfloat16 if in_bf16 else None
@@ -88,7 +88,7 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gather_weights(model: torch.nn.Module, into: Any | None) -> None:
-    """Copy the trained weights of a sharded model to an unsharded one; `into` is None in processes that do not need them."""
+    """Copy the trained weights of a sharded model to the unsharded model `into`, which is None in processes without it."""
     targets = {} if into is None else trainable_parameters(into)
     for name, parameter in trainable_parameters(model).items():
         tensor = full_tensor(parameter.detach())
@@ -123,12 +123,12 @@ def _part(tensor: torch.Tensor, like: DTensor) -> DTensor:
 
 
 def write_shards(path: Path, model: torch.nn.Module, optimizer: Any, reference: Any | None) -> None:
-    """Write the shard of every process to `path`; returns when all are written."""
+    """Write the shard of every process to `path`; return when all shards are written."""
     save(_state(model, optimizer, reference), checkpoint_id=path / SHARDS_FOLDER)
 
 
 def read_shards(path: Path, model: torch.nn.Module, optimizer: Any, reference: Any | None) -> None:
-    """Restore shards written by any number of processes into a model with any number of shards, or an unsharded one."""
+    """Restore shards written by any number of processes into a model with any number of shards, or into an unsharded model."""
     check_shards(path)
     state = _state(model, optimizer, reference)
     # A single process may read shards that several have written.
@@ -142,7 +142,7 @@ def read_shards(path: Path, model: torch.nn.Module, optimizer: Any, reference: A
 
 
 class _PlainPlanner(DefaultLoadPlanner):
-    """Reads plain values first without code execution, because PyTorch itself loads them with `weights_only=False`."""
+    """Reads plain values first, without executing code, because PyTorch itself loads them with `weights_only=False`."""
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
         torch.load(value, weights_only=True)
@@ -182,6 +182,6 @@ def check_shards(path: Path) -> None:
 
 
 def _state(model: torch.nn.Module, optimizer: Any, reference: Any | None) -> dict[str, Any]:
-    """Return the trained tensors by name, not copied: loading writes into them."""
+    """Return the trained tensors by name. They are not copied, because loading writes into them."""
     state = {"model": trainable_parameters(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
     return state if reference is None else {**state, "reference": trainable_parameters(reference)}

@@ -1,4 +1,4 @@
-"""What the teacher's rollouts show after SFT: the losses of classes of tokens, and answers that the training data lacks."""
+"""Analyze the teacher's rollouts after SFT: the losses of classes of tokens, and answers that the training data lacks."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from rove.train.sequences import TrainingSequence, sequences_from_messages
 Context = tuple[int, ...]
 """The tokens before a token."""
 Score = Callable[[Sequence[int]], list[float]]
-"""Token ids → log-probability of each but the first."""
+"""Token ids → log-probability of each token except the first."""
 
 CERTAIN_NATS = 0.1
-"""Tokens with less entropy than this, over all rollouts, count as format."""
+"""If the entropy of a class of tokens over all rollouts is below this value, its tokens count as format."""
 MAX_TOKENS = 9
 """Maximum number of tokens that a class lists."""
 MAX_CONVERSATIONS = 100
-"""Conversations on which the losses of token classes are measured."""
+"""Maximum number of conversations on which the losses of token classes are measured."""
 MAX_CONTEXT, MIN_CONTEXT_COUNT = 4, 50
-"""Maximum number of tokens that name a token class, and minimum occurrences of a name with several tokens. One token is
-not enough in JSON, where a name and a value follow the same quotation mark."""
+"""Maximum number of tokens that name a token class, and minimum occurrences of a name of several tokens. A single token is not
+enough in JSON, where names and values follow the same quotation mark."""
 MIN_REPEATS = 2
 """Minimum average number of occurrences of a held-out answer for new answers to mean something."""
 
@@ -45,11 +45,11 @@ class TokenClass(msgspec.Struct, frozen=True):
     """The tokens that follow the same tokens in responses, such as the digits after `<answer>`."""
 
     before: str
-    """The tokens that precede them."""
+    """The tokens after which the tokens of the class occur."""
     tokens: list[str]
-    """The most frequent tokens."""
+    """The most frequent tokens of the class."""
     count: int
-    """Occurrences."""
+    """Number of occurrences of the class."""
     entropy: float
     """Entropy of the tokens' frequencies, in nats: the loss of a model that knows only the frequencies."""
     loss: float
@@ -59,15 +59,16 @@ class TokenClass(msgspec.Struct, frozen=True):
 
     @property
     def is_format(self) -> bool:
-        """Whether nearly the same token always follows."""
+        """Whether the same token nearly always follows."""
         return self.entropy < CERTAIN_NATS
 
 
 def unseen_answers(training: Run, held_out: Run, min_reward: float | None) -> tuple[int, int] | None:
-    """Return how many distinct held-out answers occur in no training response, and the number of distinct held-out answers.
+    """Return the number of distinct held-out answers that occur in no training response, and the number of all distinct
+    held-out answers.
 
-    None if this means nothing: answers that hardly repeat, such as long numbers, are new in any case, and the responses of some
-    tasks do not contain the answers.
+    Return None if the numbers mean nothing: answers that hardly repeat, such as long numbers, are always new, and in some tasks
+    responses do not contain the answers.
 
     Args:
         min_reward: Minimum reward of the rollouts that count as training data; None uses all.

@@ -44,11 +44,11 @@ from rove.utils.processes import keep_freed_memory
 
 FILE = "bad_batch.msgpack"
 SKIPPED_METRIC = "optim/skipped"
-"""1 in the metrics of a skipped step, else 0."""
+"""Metric that is 1 for a skipped step, else 0."""
 
 
 class NonFiniteBatch(msgspec.Struct, frozen=True):
-    """The batch at which training stopped."""
+    """The batch with a non-finite loss or gradient at which training stopped."""
 
     step: int
     reason: str
@@ -71,7 +71,7 @@ def step_unless_non_finite(
     """Return the metrics of `train`, or only the skip metric if the step had to be skipped.
 
     Args:
-        train: Takes the step, or raises TrainingError and leaves weights and optimizer unchanged.
+        train: Function that takes the step, or raises TrainingError and leaves weights and optimizer unchanged.
         run: Run folder, where the last batch is saved if training stops.
     """
     try:
@@ -101,7 +101,8 @@ def read_non_finite_batch(path: str | Path) -> NonFiniteBatch:
 MAX_LOGITS_BYTES = 1 << 28
 """Maximum memory for logits at any time when a packed batch is trained."""
 LARGE_VOCABULARY = 4096
-"""Logits of a smaller vocabulary cost little; autograd scores them, so that older runs resume bit for bit."""
+"""Minimum size of a vocabulary for `_TokenScores`. Logits of a smaller vocabulary cost little; autograd scores them, so that
+older runs resume bit for bit."""
 BETAS = (0.9, 0.95)
 """Decay rates of AdamW's moments. As is usual for language models, the second is lower than PyTorch's 0.999."""
 MAXIMA = ("ratio_max", "difference_max")
@@ -115,10 +116,10 @@ class TrainingError(Error):
 
 
 def token_logprobs(model: Any, batch: Batch, entropy_gradient: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probabilities and entropies of the trained tokens, [M] in fp32, at the sampling temperature.
+    """Return log-probabilities and entropies of the trained tokens at the sampling temperature, both [M] in fp32.
 
     Without `entropy_gradient` the entropy is only measured, so several [R, V] tensors are not kept for the backward
-    pass. A sharded model gathers its weights for this function as for its own methods.
+    pass. A sharded model gathers its weights for this function, as it does for its own methods.
     """
     if is_sharded(model):
         return model.score(batch, entropy_gradient)
@@ -202,10 +203,10 @@ def scores_natively(head: torch.nn.Module) -> bool:
 
 
 class _TokenScores(torch.autograd.Function):
-    """`_gather_logprobs` of hidden [R, width] times weight [V, width] on a CPU.
+    """Compute `_gather_logprobs` of hidden [R, width] times weight [V, width] on a CPU.
 
-    It reads the logits [R, V] a few times less than autograd would, and keeps one tensor of their size, which becomes their
-    gradient in place. The product has type `forward_dtype`, all sums are fp32.
+    It reads the logits [R, V] less often than autograd would, and keeps only one tensor of their size, which is overwritten
+    with their gradient. The product has the type `forward_dtype`; all sums are in fp32.
     """
 
     @staticmethod
@@ -281,7 +282,7 @@ class Trainer:
     Args:
         learning_rate: Peak learning rate; `step` may scale it.
         mixed_precision: Compute layers in bf16, if model and device support it.
-        ranks: Processes that train together; with more than one, the model is sharded.
+        ranks: Processes that train together; if there are several, the model is sharded.
     """
 
     def __init__(
@@ -328,11 +329,12 @@ class Trainer:
         entropy_bonus: float = 0.0,
         on_batch: OnBatch | None = None,
     ) -> dict[str, float]:
-        """Add the gradient of Σ loss / `divisor` over all batches. It does not depend on how the batches are cut or distributed.
+        """Add the gradient of Σ loss / `divisor` over all batches. The result does not depend on how the batches are cut or
+        distributed.
 
         Args:
             batches: Batches of this process; every process has the same number.
-            divisor: Trained tokens of all batches of all processes.
+            divisor: Number of trained tokens in all batches of all processes.
 
         Returns:
             Sums over the trained tokens of all processes.
@@ -411,9 +413,10 @@ class Trainer:
 def make_trainer(
     config: TrainingConfig, loaded: LoadedModel, ranks: Ranks = SINGLE_PROCESS, on_progress: OnProgress = ignore
 ) -> Trainer:
-    """Return the trainer for the settings of a run; also sets threads and linear layers.
+    """Return the trainer for the settings of a run. Also set the number of threads and replace linear layers as the settings
+    require.
 
-    A single process trains the model itself; several train shards of a copy.
+    A single process trains the model itself; several processes train shards of a copy.
     """
     torch.set_num_threads(config.threads or default_threads(loaded.model))
     if is_large(loaded.model):
@@ -467,8 +470,8 @@ def lr_scale(step: int, steps: int, warmup_steps: int, final_fraction: float) ->
     """Return the factor of the learning rate: linear warmup times linear decay to `final_fraction`.
 
     Args:
-        step: From 0; the decay ends at `steps` − 1.
-        steps: Steps of the run. A run of one step does not decay.
+        step: Number of the step, from 0; the decay ends at `steps` − 1.
+        steps: Number of steps of the run. In a run of one step, the rate does not decay.
         final_fraction: Factor at the last step; 1 keeps the rate constant.
     """
     warmup = min(1.0, (step + 1) / max(1, warmup_steps))

@@ -1,8 +1,8 @@
 """Processes that train one model together under torchrun.
 
-The first process runs the program: it collects rollouts, evaluates and writes the run folder. The others hold their
-parts of the model and repeat the first one's calls, since computing with the whole model needs all processes at the
-same time. docs/decisions/ranks.md gives the reasons.
+The first process runs the program: it collects rollouts, evaluates and writes the run folder. The other processes hold their
+parts of the model and repeat the first process's calls, because computing with the whole model needs all processes at the same
+time. docs/decisions/ranks.md gives the reasons.
 """
 
 # Many functions of torch have no types.
@@ -27,7 +27,7 @@ T = TypeVar("T")
 W = TypeVar("W")
 
 CALL_TIMEOUT = timedelta(days=7)
-"""How long the other processes wait for the next call: collecting rollouts or evaluating may take the first process long."""
+"""Maximum time that the other processes wait for the next call: the first process may collect rollouts or evaluate for long."""
 
 
 class Ranks(NamedTuple):
@@ -74,7 +74,7 @@ SINGLE_PROCESS = Ranks()
 def join_process_group(device: str = "auto") -> Ranks:
     """Join the processes that torchrun started, if it did.
 
-    On GPUs they communicate over NCCL, each with the GPU of its local rank; on CPUs over gloo.
+    On GPUs, the processes communicate over NCCL, each with the GPU of its local rank; on CPUs, over gloo.
 
     Args:
         device: The setting `device`: "auto", "cpu", or "cuda" if there are several processes.
@@ -105,7 +105,7 @@ class WorkerGroup(Generic[W]):
         metrics = group.call_all(Learner.update, step, sequences, lr_scale)
 
     Args:
-        worker: The worker of this process; those of the other processes are of the same class.
+        worker: The worker of this process; the workers of the other processes have the same class.
     """
 
     def __init__(self, ranks: Ranks, worker: W):
@@ -114,7 +114,7 @@ class WorkerGroup(Generic[W]):
         self._in_call = False
 
     def call_all(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a method with the same arguments in every process; return the result of this one."""
+        """Call a method with the same arguments in every process; return the result of this process."""
         # After an interruption, the processes may be at different places in a call, where another broadcast would never end.
         self._in_call = True
         if self.ranks.size > 1:

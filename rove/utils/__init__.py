@@ -1,1 +1,1 @@
-"""Helpers that know nothing of the rest of rove."""
+"""Helpers that do not depend on the rest of rove."""

@@ -1,4 +1,4 @@
-"""The console through which rove prints: it never obeys control characters or markup in a text."""
+"""The console through which rove prints. It never interprets control characters or markup in a text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 from rove.utils.terminal_text import inert
 
 MAX_COLUMNS = 100
-"""Width of a table that is printed as text."""
+"""Maximum width of a table that is printed as text, in columns."""
 
 
 class SafeConsole(Console):
@@ -33,7 +33,7 @@ class SafeConsole(Console):
         return super().render_str(inert(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield the segments of anything that is printed; only rich's own control codes pass."""
+        """Yield the segments of an object to print; only rich's own control codes are kept."""
         for segment in super().render(renderable, options):
             if segment.control:
                 yield segment
@@ -42,7 +42,7 @@ class SafeConsole(Console):
 
 
 class TextTable(Table):
-    """A table that `print` shows as text; in a notebook, and with `rich.print`, it has colors."""
+    """A table that `print` shows as plain text, and that a notebook and `rich.print` show with colors."""
 
     def __str__(self) -> str:
         text = io.StringIO()
@@ -51,6 +51,6 @@ class TextTable(Table):
 
 
 def styled(*parts: str | tuple[str, str]) -> Text:
-    """Return a text of parts, each a string or a string with its style, such as ("failed", "red")."""
+    """Return a text made of parts: each is a string, or a string with its style, such as ("failed", "red")."""
     pairs = [(part, "") if isinstance(part, str) else part for part in parts]
     return Text.assemble(*((inert(text), style) for text, style in pairs))

@@ -16,9 +16,10 @@ T = TypeVar("T")
 def run_async(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine like `asyncio.run`, but react to Ctrl-C immediately.
 
-    asyncio alone cancels `main` at its next await, which a wave of sampled tokens or a training step delays. Here Ctrl-C also
-    interrupts the running Python code. `main` then cleans up; a second Ctrl-C interrupts the cleanup. Other threads than the
-    main one get no signals, so there it is `asyncio.run`.
+    asyncio alone cancels `main` only at its next await, and until then a batch of sampled tokens or a training step may run for
+    long.
+    Here, Ctrl-C also interrupts the running Python code. `main` then cleans up; a second Ctrl-C interrupts the cleanup. Only the
+    main thread receives signals, so in any other thread this function is the same as `asyncio.run`.
     """
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(main)
@@ -63,7 +64,7 @@ def _has_started(task: asyncio.Task[Any]) -> bool:
 
 
 def outside_event_loop(call: Callable[[], T]) -> T:
-    """Call a function that runs event loops of its own; in a thread if this thread already runs one, as in a notebook."""
+    """Call a function that runs its own event loops; in a new thread if this one already runs an event loop, as in a notebook."""
     try:
         asyncio.get_running_loop()
         has_loop = True

@@ -14,9 +14,9 @@ DPI = 70
 
 
 class NotebookFigure(Figure):
-    """A figure that a notebook shows as an image, also without `%matplotlib inline`.
+    """A figure that a notebook shows as an image, even without `%matplotlib inline`.
 
-    It is not one of pyplot's, which would choose a window system for the whole process.
+    It is not a pyplot figure, because pyplot would choose a window system for the whole process.
     """
 
     def png(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Files and folders: atomic replacement, and reading of files that strangers may have made."""
+"""Files and folders: atomic replacement, and reading of files from untrusted sources."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILE_KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-"""Descriptions of files that are not regular."""
+"""Descriptions of the kinds of files that are not regular."""
 
 
 def cache_folder() -> Path:
@@ -57,7 +57,7 @@ def open_regular(file: Path, mode: str = "rb") -> BinaryIO:
     """Open a regular file without following a symbolic link and without waiting for a named pipe.
 
     Args:
-        file: its folder is trusted, the file itself need not be.
+        file: a file that may be untrusted in a trusted folder.
     """
     check_regular(file)  # opening a device may already have an effect
     stream: Any = open(file, mode, opener=_opener)  # noqa: SIM115  the caller closes it
@@ -106,7 +106,7 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def is_text(name: str) -> bool:
-    """Return whether a name can be written as UTF-8; Python reads other names of files with lone surrogates."""
+    """Return whether a file name can be written as UTF-8; in other file names, Python represents bytes as lone surrogates."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -115,7 +115,7 @@ def is_text(name: str) -> bool:
 
 
 def check_tree(path: Path) -> None:
-    """Refuse a file or folder in which writing could change something elsewhere, or wait forever."""
+    """Refuse a file or folder if writing to it could change files elsewhere (through a link) or hang (at a named pipe)."""
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
         _check_kind(path, status)
@@ -126,7 +126,7 @@ def check_tree(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a folder with its content, or a symbolic link but not what it points to, if it exists."""
+    """Delete a file, a folder with its content, or a symbolic link (but not its target), if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -134,7 +134,7 @@ def remove(path: Path) -> None:
 
 
 def atomic_write(target: Path, content: bytes) -> None:
-    """Write a draft and rename it to the file, so that a reader never sees half of it.
+    """Write a temporary file and rename it to `target`, so that a reader never sees an incomplete file.
 
     Symbolic links are never followed.
     """
@@ -146,7 +146,7 @@ def atomic_write(target: Path, content: bytes) -> None:
 
 
 def create_folders(folder: Path) -> list[Path]:
-    """Create a folder and its missing parents; return those that this call created, the innermost first."""
+    """Create a folder and its missing parents; return the folders that this call created, the innermost first."""
     try:
         folder.mkdir()
     except FileExistsError:
@@ -159,7 +159,7 @@ def create_folders(folder: Path) -> list[Path]:
 
 
 def atomic_replace(draft: Path, target: Path) -> None:
-    """Rename a finished folder to `target`. After a crash the old or the new one exists, perhaps as `.NAME.old`."""
+    """Rename a finished folder to `target`. After a crash, the old or the new folder exists, perhaps as `.NAME.old`."""
     old = target.with_name(f".{target.name}.old")
     if target.exists():  # a folder that is not empty cannot be replaced in one step
         shutil.rmtree(old, ignore_errors=True)
@@ -170,7 +170,7 @@ def atomic_replace(draft: Path, target: Path) -> None:
 
 @contextmanager
 def file_lock(file: Path) -> Iterator[None]:
-    """Hold a lock that other processes of this machine respect; wait until it is free. The empty lock file stays."""
+    """Wait for a lock that the processes of this machine share, and hold it. The empty lock file remains afterward."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab") as stream:
         if fcntl is not None:

@@ -28,7 +28,7 @@ Described = dict[str, str]
 def read_docstring(text: str | None) -> tuple[str, Described]:
     """Return the description before the first section, and the description of each argument.
 
-    Text in no known style counts as description.
+    Text in an unknown style counts as part of the description.
     """
     lines = inspect.cleandoc(text or "").splitlines()
     described: Described = {}
@@ -62,7 +62,7 @@ def read_docstring(text: str | None) -> tuple[str, Described]:
 
 
 def _heading(lines: Sequence[str], position: int) -> tuple[str, bool]:
-    """Return the section that begins at a line, "" if none does, and whether it is underlined as in NumPy's style."""
+    """Return the name of the section that begins at a line ("" if none does), and whether it is underlined in NumPy's style."""
     line = lines[position].lower()
     titles = _ARGUMENTS | _OTHER_SECTIONS
     if line.endswith(":") and line[:-1] in titles:
@@ -123,7 +123,7 @@ def unwrapped(func: object) -> Any:
 
 
 def function_name(func: object) -> str:
-    """Return a function's default name: its own, that of the function in a partial, or that of its class."""
+    """Return a function's default name: its own name, the name of the function in a partial, or the name of its class."""
     inner = unwrapped(func)
     return getattr(func, "__name__", None) or getattr(inner, "__name__", None) or type(inner).__name__
 

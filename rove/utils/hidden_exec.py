@@ -1,9 +1,9 @@
 """Run a program that cannot read the memory and the environment of other processes: python hidden_exec.py PROGRAM [ARGUMENTS].
 
-On Linux, every process of a user can read /proc/PID/environ of the user's other processes. A process in a Landlock domain
-can do so only for processes of its own domain. The domain made here restricts nothing else that programs use: it has to name
-one right to files, and names the one to make block devices. Two capabilities of root overrule the domain (since Linux 6.14),
-so the program loses them. Without Landlock (Linux before 5.13), the program runs as it is.
+On Linux, every process of a user can read /proc/PID/environ of the user's other processes. A process in a Landlock domain can
+read it only for processes of its own domain. The domain made here restricts nothing else that programs use: a domain must
+restrict at least one file operation, and this one restricts the creation of block devices. Two capabilities of root overrule
+the domain (since Linux 6.14), so the program loses them. Without Landlock (Linux before 5.13), the program runs as it is.
 
 This file is run as a script and imports nothing of rove, so that it starts fast.
 """
@@ -13,7 +13,7 @@ import os
 import sys
 
 CREATE_RULESET, RESTRICT_SELF = 444, 446
-"""Numbers of the system calls, the same on all architectures."""
+"""Numbers of the two system calls; they are the same on all architectures."""
 MAKE_BLOCK_DEVICES = 1 << 11
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 CAP_SYS_ADMIN, CAP_PERFMON = 21, 38

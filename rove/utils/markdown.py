@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from rove.utils.terminal_text import ESCAPED_CATEGORIES
 
 MAX_TEXT = 200
-"""Maximum characters of a text that `plain` and `code` return; longer ones end with "…"."""
+"""Maximum characters of a text that `plain` and `code` return; longer texts are cut and end with "…"."""
 
 
 def cell(text: str) -> str:
-    """Return a text for a cell of a table."""
+    """Return a text escaped for a table cell."""
     return " ".join(text.replace("|", "\\|").split())
 
 
@@ -31,7 +31,7 @@ def plain(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return text as inline code, also for a table's cell; in code GitHub interprets no markup, links or names."""
+    """Return text as inline code that is also safe in a table cell; GitHub interprets no markup, links or names in code."""
     line = _one_line(text).replace("|", "\u2502") or " "  # a "|" would end the cell
     longest_run = max(map(len, re.findall("`+", line)), default=0)
     fence = "`" * (longest_run + 1)

@@ -22,7 +22,7 @@ class Printer(Protocol):
 
 
 class ShownAsText:
-    """Base class of results that IPython shows as `print` does, as the last expression of a cell; `repr` has all fields."""
+    """Base class of results that IPython shows in the same form as `print`; `repr` contains all fields."""
 
     __slots__ = ()
 

@@ -17,8 +17,8 @@ class _LazyPattern:
 
 
 def lazy_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
-    """Return a pattern with the methods of `re.compile(pattern, flags)`, compiled when the first of them is used.
+    """Return a pattern with the methods of `re.compile(pattern, flags)` that is compiled when a method is first used.
 
-    Compiling those of scorers and judges, which most commands never use, took a sixth of `import rove`.
+    Compiling the patterns of scorers and judges, which most commands never use, took a sixth of the time of `import rove`.
     """
     return cast(re.Pattern[str], _LazyPattern(pattern, flags))

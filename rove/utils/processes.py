@@ -1,4 +1,4 @@
-"""Run commands as processes, each with a process group that ends with it."""
+"""Run commands as processes; each has a process group that ends together with the command."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ except ImportError:  # Windows: memory is not measured there
     resource = None
 
 SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)
-"""Ends a process at once. Windows has only SIGTERM, which does the same there."""
+"""Signal that ends a process immediately. Windows has only SIGTERM, which has the same effect there."""
 GRACE_SECONDS = 1.0
-"""Time for a process to end after SIGTERM, and for its pipes to close after it has ended."""
+"""Maximum time for a process to end after SIGTERM, and for its pipes to close after it has ended."""
 KILLED_SECONDS = 5.0
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Options of the C library's `mallopt`."""
@@ -37,15 +37,15 @@ class CommandResult(NamedTuple):
     """The result of a command."""
 
     output: str
-    """End of its stdout."""
+    """The end of the command's stdout."""
     errors: str
-    """End of its stderr."""
+    """The end of the command's stderr."""
     exit_code: int
-    """Exit code; negative: the number of the signal that ended it."""
+    """Exit code; a negative value is the negated number of the signal that ended the process."""
 
 
 def peak_memory() -> int:
-    """Return the most memory in bytes that this process has used at any time (its resident set); 0 on Windows: unknown."""
+    """Return the peak memory of this process in bytes (its resident set); 0 on Windows, where it is unknown."""
     if resource is None:
         return 0
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -53,7 +53,7 @@ def peak_memory() -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed: Python raises a MemoryError, PyTorch a RuntimeError with one of these texts."""
+    """Return whether an error is a failed allocation: a MemoryError of Python, or a RuntimeError of PyTorch with a known text."""
     text = str(error).lower()
     is_refused = isinstance(error, RuntimeError) and ("allocate memory" in text or "out of memory" in text)
     return isinstance(error, MemoryError) or is_refused
@@ -66,17 +66,18 @@ def release_memory() -> None:
 
 
 def trim_heap() -> None:
-    """Return the C library's unused memory to the system, where the C library can do that (GNU)."""
+    """Return the C library's unused memory to the system, if the C library supports this (GNU)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)
 
 
 def keep_freed_memory() -> None:
-    """Make the C library keep freed memory for reuse, where it can do that (GNU); `trim_heap` returns it.
+    """Make the C library keep freed memory for reuse, if it supports this (GNU); `trim_heap` returns the memory.
 
-    By default it returns every large tensor to the system as soon as it is freed, and the system clears the pages of the next
-    one: a third of the CPU time of training a model of 135 M parameters.
+    By default, the memory of every large tensor returns to the system as soon as the tensor is freed, and the system clears the
+    pages
+    of the next tensor. This took a third of the CPU time of training a model of 135 M parameters.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     # Older versions refuse large thresholds. With M_TRIM_THRESHOLD alone, even more memory would be returned.
@@ -98,7 +99,7 @@ SAFE_VARIABLES = (
     *("APPDATA", "HOMEDRIVE", "HOMEPATH", "LOCALAPPDATA", "PATHEXT", "PROCESSOR_ARCHITECTURE"),
     *("SYSTEMDRIVE", "SYSTEMROOT", "TEMP", "USERNAME", "USERPROFILE"),
 )
-"""Environment variables that programs which rove does not trust inherit: what programs need to run, and no keys."""
+"""Environment variables that untrusted programs inherit: variables that programs need to run, and no keys."""
 HIDDEN_EXEC = Path(__file__).with_name("hidden_exec.py")
 
 
@@ -115,7 +116,7 @@ def hidden_command(words: Sequence[str]) -> list[str]:
 
 
 KILL_ROUNDS = 20
-"""Searches for marked processes, because a process may start another one during a search."""
+"""Maximum number of searches for marked processes: a process may start another process during a search."""
 
 
 def kill_marked(variable: str, value: str) -> int:
@@ -139,7 +140,7 @@ def kill_marked(variable: str, value: str) -> int:
 
 
 def _process_ids() -> list[int]:
-    """Return the ids of all processes, without this one; empty where there is no /proc."""
+    """Return the ids of all processes except this one; empty on systems without /proc."""
     try:
         names = os.listdir("/proc")
     except OSError:
@@ -181,7 +182,7 @@ def _kill(started: asyncio.Task[asyncio.subprocess.Process]) -> None:
 
 
 async def has_ended(process: asyncio.subprocess.Process, seconds: float = float("inf")) -> bool:
-    """Return whether a process ends within this time."""
+    """Return whether a process ends within this time; wait until then."""
     # process.wait() would also wait for pipes that other processes may hold open.
     until = time.monotonic() + seconds
     while process.returncode is None and time.monotonic() < until:  # noqa: ASYNC110
@@ -199,7 +200,7 @@ async def run_command(
 ) -> CommandResult:
     """Run a command in a new session and process group, and wait until it ends.
 
-    When this returns or is cancelled, the whole group has ended: remaining processes get SIGTERM, then SIGKILL.
+    When this call returns or is cancelled, the whole group has ended: remaining processes get SIGTERM, then SIGKILL.
 
     Example:
         >>> (await run_command("echo hello", env={})).output
@@ -207,7 +208,7 @@ async def run_command(
 
     Args:
         command: A line for the shell, or a program and its arguments.
-        cwd: Working folder. Default: the current one.
+        cwd: Working folder. Default: the current folder.
         max_chars: Maximum characters returned of stdout and of stderr; longer output is cut at the start.
     """
     words = ["/bin/sh", "-c", command] if isinstance(command, str) else command

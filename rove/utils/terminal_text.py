@@ -23,7 +23,7 @@ from types import TracebackType
 ESCAPED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories that are shown as escapes: control, format (such as bidirectional overrides), surrogates, separators."""
 ALLOWED = frozenset("\n\t\u200c\u200d")
-"""Characters of these categories that stay: line ends, tabs, and the joiners that Persian, Hindi and emoji need."""
+"""Characters of these categories that are not escaped: line ends, tabs, and the joiners that Persian, Hindi and emoji need."""
 FALLBACKS = {
     "·": "-",
     "•": "*",
@@ -45,7 +45,7 @@ FALLBACKS = {
     "\N{NO-BREAK SPACE}": " ",
     **dict(zip("▁▂▃▄▅▆▇█", "_.,-=+*#")),
 }
-"""What rove prints for its own characters where the output's encoding lacks them."""
+"""Replacements for characters that rove itself prints, for outputs whose encoding lacks them."""
 ENCODING_ERRORS = "rove_terminal"
 """Name of the error handler that replaces characters which an encoding lacks."""
 
@@ -90,7 +90,7 @@ def _toml_escape(char: str) -> str:
 
 
 def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
-    """Return a replacement for characters that the output's encoding lacks: a similar one, else an escape."""
+    """Return a replacement for characters that the output's encoding lacks: a similar character, else an escape."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
@@ -114,7 +114,7 @@ class _InertFormatter(logging.Formatter):
 
 
 def make_logs_inert() -> None:
-    """Escape control characters in the records of all handlers of the root logger, and where there is no handler."""
+    """Escape control characters in log records: in all handlers of the root logger, or else in Python's fallback."""
     handlers = list(logging.getLogger().handlers)
     if logging.lastResort is not None:
         handlers.append(logging.lastResort)
@@ -124,7 +124,7 @@ def make_logs_inert() -> None:
 
 
 def make_encodable(*streams: object) -> None:
-    """Make streams print every text: what their encoding lacks is replaced instead of raising a UnicodeEncodeError."""
+    """Make streams print every text: characters that their encoding lacks are replaced, instead of a UnicodeEncodeError."""
     codecs.register_error(ENCODING_ERRORS, _replace_unencodable)
     for stream in streams:
         reconfigure = getattr(stream, "reconfigure", None)
@@ -133,9 +133,9 @@ def make_encodable(*streams: object) -> None:
 
 
 def hide_progress_bars() -> None:
-    """Turn off the progress bars of other libraries where the output is not a terminal: each update would be a line of a log.
+    """Turn off the progress bars of other libraries if the output is not a terminal: each update would be a line in a log.
 
-    tqdm reads the variable when it is imported.
+    Call this before tqdm is imported, because tqdm reads the environment variable on import.
     """
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")

@@ -1,4 +1,6 @@
-"""Run blocking functions in threads, next to the event loop; docs/decisions/tools.md explains why it is not asyncio's pool."""
+"""Run blocking functions in threads, next to the event loop; docs/decisions/tools.md explains why rove does not use asyncio's
+pool.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from rove.core.errors import InfraError
 T = TypeVar("T")
 
 IDLE_SECONDS = 2.0
-"""Idle threads end after this time."""
+"""Seconds after which an idle thread ends."""
 
 _Outcome = tuple[Any, BaseException | None]
 
@@ -56,8 +58,8 @@ class Threads:
     """A pool of daemon threads that are reused, and end when idle.
 
     A call whose caller was cancelled continues, since a thread cannot be stopped, but its thread no longer counts towards the
-    limit: calls that hang do not block others. Resources of such a call must live until it ends: `run` keeps it in
-    `pending` until then.
+    limit: calls that hang do not block others. Resources that such a call uses must stay alive until the call ends: `run` keeps
+    the call in `pending` until then.
 
     Example:
         >>> threads = Threads(8)
@@ -75,7 +77,7 @@ class Threads:
         """Run a function in a thread; return its value or raise its error.
 
         Args:
-            pending: Contains the call until it ends, also if its caller is cancelled.
+            pending: A set that contains the call until it ends, even if its caller is cancelled.
         """
         job = _Job(call, asyncio.get_running_loop())
         with self._lock:
@@ -126,7 +128,7 @@ class Threads:
                     self._refuse(error)
 
     def _refuse(self, error: InfraError) -> None:
-        """Fail the waiting calls, since no thread can be started."""
+        """Make the waiting calls fail with an error, because no thread can be started."""
         while not self._jobs.empty():
             self._unfinished -= 1
             self._jobs.get_nowait().report((None, error))

@@ -34,19 +34,20 @@ from rove.viewer.rollouts import (
 )
 from rove.viewer.run_settings import describe_run, differences
 from rove.viewer.run_store import MAX_TROUBLE_CHARS, RunStore, status, stop_reason
+from rove.viewer.stages import describe_stages
 from rove.viewer.token_colors import color_tokens
 from rove.viewer.verdict import time_left
 
 MAX_GROUP_MEMBERS = 16
-"""Group members shown side by side."""
+"""Maximum number of group members shown side by side."""
 MAX_BAD_LINES = 100
-"""Unreadable lines that are listed."""
+"""Maximum number of unreadable lines that are listed."""
 READ_TIMEOUT_S = 5.0
-"""Time to read a file for a request that needs a certain line, or all lines."""
+"""Maximum seconds for reading a file in a request that needs a certain line, or all lines."""
 MAX_RAW_CHARS = 200_000
-"""Characters shown of a raw line."""
+"""Maximum characters shown of a raw line."""
 MAX_BAD_CHARS = 4000
-"""Characters shown of an unreadable line."""
+"""Maximum characters shown of an unreadable line."""
 
 
 class QueryParams:
@@ -73,8 +74,8 @@ class QueryParams:
 def runs(store: RunStore, params: QueryParams) -> JsonObject:
     """List runs, one row each.
 
-    Parameters: `q`, `kind`, `tag`, `measurements=0`, `sort` and `order` (`run_table.Wanted`); `column=metric.win` for
-    values to include; `base` for a run to compare with; `view=matrix`.
+    Parameters: `q`, `kind`, `tag`, `measurements=0`, `sort` and `order` (see `run_table.Wanted`); `column=metric.win` for
+    values to include; `base` for a run with which to compare; `view=matrix`.
     """
     columns = {value for key, value in params.pairs if key == "column"}
     value_names: set[str] = set()
@@ -86,11 +87,13 @@ def runs(store: RunStore, params: QueryParams) -> JsonObject:
             continue
         value_names |= row.get("values", {}).keys()
         rows.append(row)
+    train_names = [row["name"] for row in rows if row["kind"] == "train"]
+    inside = run_table.inside_training([row["name"] for row in rows], train_names)
     selection = run_table.Wanted(
         text=params.text("q", ""),
         kind=params.text("kind", ""),
         tag=params.text("tag", ""),
-        measurements=params.text("measurements", "") != "0",
+        without=inside if params.text("measurements", "") == "0" else (),
         sort=params.text("sort", ""),
         descending=params.text("order", "") != "up",
     )
@@ -105,7 +108,7 @@ def runs(store: RunStore, params: QueryParams) -> JsonObject:
         "columns": sorted(value_names),
         "ranges": run_table.reward_ranges(rows),
         "total": len(rows),
-        "measurements": sum(bool(run_table.MEASUREMENT.search(row["name"])) for row in rows),
+        "measurements": len(inside),
         "kinds": sorted({row["kind"] for row in rows}),
         "tags": sorted(set().union(*(row.get("tags", []) for row in rows))),
         "matrix": run_table.matrix(listed) if params.text("view", "") == "matrix" else None,
@@ -119,6 +122,9 @@ def runs(store: RunStore, params: QueryParams) -> JsonObject:
 def run(store: RunStore, params: QueryParams) -> JsonObject:
     """Describe one run: settings, versions, summary, and the columns of its rollouts."""
     name = params.text("run")
+    train_folder = store.train_folder(name)
+    if train_folder is not None:
+        return {**store.run_summary(name), "config": {}, "known_tags": [], "annotate": store.annotate}
     folder = store.run(name)
     index, progress = store.index(name)
     columns = queries.columns(index) if progress.size else {}
@@ -162,6 +168,21 @@ def overview(store: RunStore, params: QueryParams) -> dict[str, object]:
     }
 
 
+def stages(store: RunStore, params: QueryParams) -> dict[str, object]:
+    """Return the content of the page of a `rove train` run (`rove.viewer.stages`)."""
+    name = params.text("run")
+    folder = store.train_folder(name)
+    if folder is None:
+        raise ConfigError(f"'{name}' is a single run, not a folder of `rove train`")
+    content = describe_stages(folder, store.evaluation_index)
+    # Here rather than in the handler, so that the message names the run.
+    try:
+        msgspec.json.encode(content)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{folder.path} has values that cannot be shown: {error}") from error
+    return content
+
+
 def settings(store: RunStore, params: QueryParams) -> JsonObject:
     """Return the settings in which runs differ."""
     names = [value for key, value in params.pairs if key == "run"][:MAX_GROUP_MEMBERS]
@@ -175,7 +196,7 @@ def reasons(store: RunStore, params: QueryParams) -> dict[str, object]:
 
 
 def _state(folder: Run) -> dict[str, str]:
-    """Return the status of a run, and why the run stopped."""
+    """Return the status of a run, and the reason why it stopped."""
     current_status = status(folder)
     return {"status": current_status, **_read_or(lambda: {"why": stop_reason(folder, current_status)}, {"why": ""})}
 
@@ -231,7 +252,7 @@ def histogram(store: RunStore, params: QueryParams) -> JsonObject:
 
 
 def bad_lines(store: RunStore, params: QueryParams) -> JsonObject:
-    """List the lines that are not rollouts, with the reason and their start."""
+    """List the lines that are not rollouts, each with the reason and the beginning of the line."""
     index, progress = store.index(params.text("run"))
     sql = "SELECT line, offset, size, why FROM bad ORDER BY line LIMIT ?"
     lines = []
@@ -251,8 +272,8 @@ def _line(index: Index, progress: Progress, number: int) -> bytes:
 def rollout(store: RunStore, params: QueryParams) -> JsonObject:
     """Describe one rollout, with its advantage and the other members of its group.
 
-    Its tokens have the trainer's statistics if the run recorded them; otherwise `kept` lists the rollouts of this step that
-    have them.
+    Its tokens have the trainer's statistics if the run recorded them; otherwise, `kept` lists the rollouts of this step that
+    have statistics.
     """
     name, number = params.text("run"), params.integer("line")
     index, progress = store.index(name, READ_TIMEOUT_S)
@@ -283,7 +304,7 @@ def tokens(store: RunStore, params: QueryParams) -> JsonObject:
 
 
 def _lines_of(index: Index, step: int | None, members: Sequence[tuple[str, int]]) -> list[int]:
-    """Return the lines of these rollouts of a step, given by example key and index."""
+    """Return the lines of rollouts of a step; `members` are their example keys and indices."""
     sql = (
         "SELECT line FROM rollouts INDEXED BY places WHERE example_key = ? AND rollout = ? AND step IS ? "
         "AND superseded = 0"
@@ -305,8 +326,8 @@ def _group_members(index: Index, key: str, step: int | None) -> list[JsonObject]
 def group(store: RunStore, params: QueryParams) -> JsonObject:
     """Return the rollouts of an example side by side, each with the place of its first difference from the first rollout.
 
-    If `with` names another run, this rollout is shown next to that run's rollouts of the same example, which have `run`
-    set to it.
+    If `with` names another run, the requested rollout is shown next to the other run's rollouts of the same example, whose
+    `run` is set to the other run's name.
     """
     index, progress = store.index(params.text("run"), READ_TIMEOUT_S)
     number, other_run = params.integer("line"), params.text("with", "")
@@ -330,7 +351,7 @@ def group(store: RunStore, params: QueryParams) -> JsonObject:
 
 
 def _example_rows(index: Index, key: str) -> list[JsonObject]:
-    """Return the last rollouts of an example, of any training step."""
+    """Return the last rollouts of an example, from any training step."""
     sql = "SELECT line FROM rollouts INDEXED BY places WHERE example_key = ? AND superseded = 0 ORDER BY line DESC LIMIT 4"
     return queries.rows(index, [line for (line,) in index.query(sql, [key])])
 
@@ -342,7 +363,7 @@ def group_of(line: bytes) -> tuple[str, int | None]:
 
 
 def raw(store: RunStore, params: QueryParams) -> dict[str, object]:
-    """Return a line as indented JSON, without its middle if it is too long for a page."""
+    """Return a line as indented JSON; if it is too long for a page, its middle is left out."""
     index, progress = store.index(params.text("run"), READ_TIMEOUT_S)
     line = _line(index, progress, params.integer("line"))
     return {"text": cut(msgspec.json.format(line, indent=2).decode("utf-8", "replace"), MAX_RAW_CHARS)}
@@ -358,7 +379,7 @@ def copied(store: RunStore, params: QueryParams) -> JsonObject:
 
 
 def metrics(store: RunStore, params: QueryParams) -> JsonObject:
-    """Return the rows of metrics after the first `after`, the alerts, and the rewards per step with a band.
+    """Return the rows of metrics that follow the first `after` rows, the alerts, and the rewards per step with a band.
 
     `life` counts how often the file was replaced; `panels` are the charts (`rove.runs.metrics`), None if there is no new row.
     """
@@ -409,7 +430,7 @@ def compare(store: RunStore, params: QueryParams) -> dict[str, object]:
 def token_decoder(store: RunStore, name: str) -> TokenDecoder | None:
     """Return a function that decodes a token id.
 
-    None if neither the run nor its model has a tokenizer inside the folder of runs, and the model is not in rove's
+    Return None if neither the run nor its model has a tokenizer inside the folder of runs, and the model is not in rove's
     catalog.
     """
     folder = store.run(name)
@@ -497,6 +518,7 @@ ENDPOINTS: Mapping[str, Callable[[RunStore, QueryParams], JsonObject]] = {
     "copy": copied,
     "metrics": metrics,
     "overview": overview,
+    "stages": stages,
     "reasons": reasons,
     "settings": settings,
     "groups": groups,

@@ -224,7 +224,7 @@ async def serve_viewer(
     """Serve until cancelled.
 
     Args:
-        port: Port; 0 chooses a free one.
+        port: Port; 0 chooses a free port.
     """
     app = make_viewer(store, host=host, token=token)
     async with listening(app, host, port) as runner:

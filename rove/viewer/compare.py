@@ -13,17 +13,17 @@ from rove.viewer.index import Index
 from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN, reward_weights
 
 MAX_MOVERS = 200
-"""Examples listed per direction."""
+"""Maximum number of examples listed per direction."""
 
 
 def compare_runs(a: Index, b: Index, value: str, names: tuple[str, str], comparisons: int = 1) -> dict[str, object]:
     """Compare the scored rollouts of two runs (`rove.statistics.compare`).
 
-    Each example that moved gets its question and, for each run, the line of the rollout with the lowest reward.
+    Each example whose mean changed most has its question and, for each run, the line of the rollout with the lowest reward.
 
     Args:
-        comparisons: Number of runs that are compared with the baseline at the same time. `corrected` is the interval of the
-            main difference at a confidence of 95% for all of them together (Bonferroni).
+        comparisons: Number of runs that are compared with the baseline at the same time. `corrected` is the interval of the main
+            difference with a confidence of 95% for all comparisons together (Bonferroni).
     """
     comparison = compare(scored_outcomes(a), scored_outcomes(b), value, names=names, movers=MAX_MOVERS)
     result = msgspec.to_builtins(comparison)
@@ -51,7 +51,7 @@ def _lowest(index: Index, key: str) -> int:
 
 
 def scored_outcomes(index: Index) -> Iterator[Outcome]:
-    """Yield the scored rollouts without superseded ones, with the values to compare."""
+    """Yield the scored rollouts that are not superseded, with the values to compare."""
     columns = index.columns()
     names, weights = list(columns), reward_weights(index)
     selected = ", ".join(["example_key", "example", "rollout", "reward", *columns.values()])

@@ -1,7 +1,7 @@
 """An index of a run's rollouts in SQLite: the offset of each line of rollouts.jsonl, and its scalar values.
 
-The index is in the user's cache folder. A database in the run folder is never opened: the folder may come from an untrusted
-source. If the cache is not writable, the index is in memory. An index that does not fit its file is rebuilt.
+The index is in the user's cache folder. A database in the run folder is never opened, because the folder may come from an
+untrusted source. If the cache is not writable, the index is in memory. An index that does not match its file is rebuilt.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rove.utils.files import cache_folder, open_regular, read_lines
 from rove.viewer.html import utf8_text
 
 FINGERPRINT_BYTES = 4096
-"""Number of bytes at the start, and at the end, of the read part that identify this part."""
+"""Number of bytes at the start and at the end of the read part of the file by which this part is identified."""
 
 
 def prefix_fingerprint(file: BinaryIO, end: int) -> bytes:
@@ -51,7 +51,7 @@ class JsonlTail:
         self.bad = 0
         """Number of unreadable lines."""
         self.life = 0
-        """How often the file was cut or replaced."""
+        """Number of times that the file was cut or replaced."""
         self._end = 0
         self._fingerprint = b""
         self._seen: tuple[int, ...] = ()
@@ -108,13 +108,13 @@ T = TypeVar("T")
 TABLES_VERSION = 4
 """Version of the tables; an index of another version is rebuilt."""
 MAX_SCORE_COLUMNS = 400
-"""Maximum number of reward functions and metrics with a column; further ones are only in the rollouts."""
+"""Maximum number of reward functions and metrics with a column; further functions are only in the rollouts."""
 BATCH_LINES = 1000
-"""Lines per insertion."""
+"""Maximum number of lines per insertion."""
 MAX_CACHED_RESULTS = 200
-"""Cached results; some take a byte per rollout."""
+"""Maximum number of cached results; some results take a byte per rollout."""
 MAX_QUESTION_CHARS = 160
-"""Characters stored of an example's prompt, of its expected answer, and of the model's answer."""
+"""Maximum characters stored of an example's prompt, of its expected answer, and of the model's answer."""
 FINAL_TAG = re.compile(r"<(\w{1,40})>([^<]*)</\1>\s*$")
 
 FIXED = {
@@ -167,17 +167,17 @@ CREATE TEMP TABLE noted (line INTEGER PRIMARY KEY, note TEXT);
 
 
 class Progress(NamedTuple):
-    """How much of the file has been read."""
+    """The progress of reading a file."""
 
     bytes: int
-    """Bytes of the read lines."""
+    """Number of bytes in the lines that were read."""
     size: int
-    """Bytes of the file. If it exceeds `bytes` when `done`, the last line is incomplete."""
+    """Size of the file in bytes. If it exceeds `bytes` when `done` is true, the last line is incomplete."""
     done: bool
     bad: int
     """Number of lines that this version cannot read as rollouts."""
     stamp: tuple[int, int]
-    """Changes with the contents."""
+    """A value that changes when the file's contents change."""
 
 
 class Index:
@@ -195,8 +195,8 @@ class Index:
         self._in_memory = self.store is None
         self._checked: tuple[int, ...] = ()
         self._unreadable: tuple[tuple[int, ...], str] = ((), "")
-        """State of a file that cannot be read, and the reason. Reading gigabytes again for every request would block
-        the viewer."""
+        """State of a file that cannot be read, and the reason; it prevents that gigabytes are read again for every request,
+        which would block the viewer."""
         self._born = 0
         self._cache: dict[Hashable, JsonValue] = {}
         self._stamp: tuple[JsonValue, ...] = ()
@@ -235,13 +235,13 @@ class Index:
                 ) from error
 
     def columns(self) -> dict[str, str]:
-        """Return scores by name → their columns in the table `rollouts`."""
+        """Return name of a score → its column in the table `rollouts`."""
         return {name: f"v{number}" for number, name in self.query("SELECT place, name FROM names ORDER BY place")}
 
     def cached(self, name: Hashable, find: Callable[[], T]) -> T:
         """Return the result of `find`, cached until lines or annotations change; callers must not modify it.
 
-        Beyond `MAX_CACHED_RESULTS` the least recently used results are dropped.
+        Beyond `MAX_CACHED_RESULTS`, the least recently used results are dropped.
         """
         with self._lock:
             [stamp] = self.query("SELECT bytes, lines, ? FROM seen", [str(self._annotated)])
@@ -349,8 +349,8 @@ class Index:
         self._annotated = stamp
 
     def _is_same(self, database: sqlite3.Connection, lines: BinaryIO, stat: os.stat_result) -> bool:
-        """Return whether the file still starts with the indexed bytes: it is unchanged, or it is longer and has the
-        same fingerprint.
+        """Return whether the file still starts with the indexed bytes: it is unchanged, or it is longer but has the same
+        fingerprint.
 
         Resumed training cuts and extends the file; another run may have replaced it.
         """
@@ -430,7 +430,7 @@ class _Batch:
 
 
 def _scalars(listed: RolloutListing) -> Iterator[object]:
-    """Yield the values of FIXED after the first four."""
+    """Yield the values of the columns in `FIXED`, except the first four."""
     for number in (listed.example_id, listed.rollout_index, listed.step or 0, *_tokens(listed)):
         if abs(number) >= 1 << 53:  # the browser could not show it exactly
             raise ValueError(f"not a rollout record: {number} is too large for a count")
@@ -498,7 +498,7 @@ def index_folder() -> Path:
 
 
 def store_of(file: Path, folder: Path | None) -> Path | None:
-    """Return the database file of a rollouts.jsonl, named after its path; None without a folder for it.
+    """Return the database file of a rollouts.jsonl, named after its path; None if there is no folder for indexes.
 
     Args:
         folder: Folder of the indexes. Default: `index_folder()`.
@@ -515,13 +515,13 @@ def store_of(file: Path, folder: Path | None) -> Path | None:
 
 
 def remove_index(store: Path) -> None:
-    """Delete an index, and the journal that a killed process has left of it."""
+    """Delete an index, and the journal file that a killed process may have left."""
     store.unlink(missing_ok=True)
     store.with_name(f"{store.name}-journal").unlink(missing_ok=True)
 
 
 def drop_indexes(folder: Path, keep: Path, max_indexes: int = MAX_INDEXES, max_bytes: int = MAX_INDEX_BYTES) -> None:
-    """Delete indexes whose file is gone, then the least recently used ones beyond the limits.
+    """Delete indexes whose file is gone, then the least recently used indexes beyond the limits.
 
     Args:
         max_bytes: Maximum total size in bytes.

@@ -16,7 +16,7 @@ from rove.viewer.run_settings import masked, settings_of
 from rove.viewer.verdict import training_verdict
 
 MAX_FILES = 200
-"""Files of a run folder that are listed."""
+"""Maximum number of files of a run folder that are listed."""
 
 
 def overview(run: Run, index: Index, has_rollouts: bool) -> JsonObject:
@@ -77,7 +77,7 @@ def _env_version(run: Run) -> str:
 
 
 def _files(run: Run) -> Iterator[tuple[str, int]]:
-    """Yield the names of the folder's entries, folders with a slash, and the sizes of files in bytes."""
+    """Yield the name and the size in bytes of each entry of the folder; names of folders end with a slash."""
     try:
         entries = sorted(os.scandir(run.path), key=lambda entry: entry.name)
     except OSError:

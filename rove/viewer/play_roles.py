@@ -23,7 +23,7 @@ class RoleOptions(NamedTuple):
     person: list[str]
     """Roles that the person plays."""
     models: dict[str, str]
-    """Roles that models play → model, as for `-m`."""
+    """Role → the model that plays it, as for `-m`."""
 
 
 def read_roles(options: Sequence[str], watch: bool, has_model: bool) -> RoleOptions:
@@ -84,7 +84,7 @@ class PlayRoles:
     """Chooses the client of each model role (`rove.core.model_roles.RoleClients`), and records the roles that were used.
 
     Args:
-        person: Returns the person's client for a role, or None. It takes precedence over `models`.
+        person: Function that returns the person's client for a role, or None. The person takes precedence over `models`.
     """
 
     def __init__(self, models: Mapping[str, Client], person: Callable[[str], Client | None]):
@@ -94,7 +94,7 @@ class PlayRoles:
         """The roles that the environment queried, in order of first use."""
 
     def get(self, role: str, client: Client, /) -> Client:
-        """Return the client of the person, of the model named for the role, or the environment's own client."""
+        """Return the client for a role: the person's, the named model's, or the environment's own client."""
         # Nobody gets a role by surprise: a game without --model-role is as in evaluations (docs/decisions/viewer.md).
         self.used.setdefault(role)
         player = self.person(role) or next(

@@ -23,13 +23,12 @@ from rove.viewer.app import access_middleware, file_response, page_files
 from rove.viewer.rollouts import shortened, tool_results
 
 PERSON_ROLES = ("opponent", "model", "none")
-"""Roles of the person: against the model, in its place, or watching. Any other role is a model role that the environment queries
-(`rove.query`); it may be a pattern of names.
-"""
+"""Roles of the person: playing against the model, playing in its place, or watching. Any other role is a model role that the
+environment queries (`rove.query`); it may be a pattern of names."""
 MAX_TEXT_CHARS = 20_000
 """Maximum characters shown of a text, and accepted as a move."""
 POLL_TIMEOUT_S = 20.0
-"""Time that a request for changes waits."""
+"""Maximum seconds that a request for changes waits."""
 
 
 class Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +39,7 @@ class Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NewGame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request for another game, in another role if given."""
+    """A request for another game, in another role if `role` is set."""
 
     role: str | None = None
 
@@ -50,22 +49,22 @@ class PlayerPrompt(NamedTuple):
 
     view: str
     legal: list[str] | None
-    """The legal moves if they are known."""
+    """The legal moves; None if they are unknown."""
     board: Rendering | None
     role: str = ""
     """The model role that the person plays; "" for the opponent or the model itself."""
     messages: list[MessageDict] = []  # never changed
-    """The conversation of that role."""
+    """The conversation of the role."""
 
 
 class PlaySession:
-    """A game between a person and a model, as the page sees it.
+    """A game between a person and a model, with the state that the page shows.
 
     Args:
-        env_id: Name of the environment; the page may have a way to show its texts.
+        env_id: Name of the environment; for some environments, the page shows texts in a special way.
         model: Name of the model; "" if there is none.
-        roles: Roles of the person; the first one is active. `offer` adds further ones.
-        fields: Tags in an answer in the model's role; empty = free text.
+        roles: Roles of the person; the first role is active. `add_roles` adds further roles.
+        fields: Tags in an answer in the model's role; if there are none, the answer is free text.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class PlaySession:
         """Version of the state."""
         self.messages: list[MessageDict] = []
         self.renderings: Mapping[int, Rendering] = {}
-        """Renderings of the environment, by the number of earlier messages."""
+        """Renderings of the environment, by the number of messages before them."""
         self.prompt: PlayerPrompt | None = None
         self.moves: list[tuple[str, str]] = []
         """The person's moves as the opponent, each with the view that preceded it."""
@@ -122,7 +121,7 @@ class PlaySession:
         }
 
     def _role_words(self, role: str) -> str:
-        """Return a text that says who has which role."""
+        """Return a text about the roles of the person and the model."""
         fields = {
             "opponent": f"you against {self.model}",
             "model": "you in the model's role",

@@ -1,8 +1,8 @@
-"""Queries on the rollouts of a run, from its index: pages of rows, facets, histograms, reasons of failures.
+"""Queries on the rollouts of a run, from its index: pages of rows, facets, histograms, reasons for failures.
 
 A filter consists of URL parameters: `is.stop=done` (repeat it for alternatives), `from.reward=0.5` (at least), `to.reward=1`
-(below). Scores are named `score.NAME`. An empty value means a missing one. `is.tag=good` selects rollouts with this tag,
-`is.noted=1` those with a note.
+(below). Scores are named `score.NAME`. An empty value selects rollouts
+without a value. `is.tag=good` selects rollouts with this tag; `is.noted=1` selects rollouts with a note.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ TAG = "tag"
 """A pseudo-column: a rollout may have several tags."""
 NOTED_COLUMN = {"noted": "(line IN (SELECT line FROM noted))"}
 NUM_BARS = 10
-"""Bars of a histogram; they are buttons and need some width."""
+"""Number of bars of a histogram; they are buttons and need some width."""
 MAX_CODED_VALUES = 200
-"""Maximum number of different values of a column in memory; a byte can code 256 values."""
+"""Maximum number of different values of a column that is held in memory as one byte per rollout, which can code 256 values."""
 BIT_TABLE = bytes.maketrans(b"01", b"\0\1")
 MAX_FACET_VALUES = 40
-"""Values of a facet in a response, the most frequent first."""
+"""Maximum number of values of a facet in a response, the most frequent first."""
 MAX_PAGE_ROWS = 500
-"""Maximum rows of a page."""
+"""Maximum number of rows of a page."""
 MAX_UNCACHED_ROWS = 2000
-"""Pages within this many rows from the start are sorted anew; for later pages, the whole order is kept in memory."""
+"""Pages within this many rows from the start are sorted for every request; for later pages, the whole order is kept in memory."""
 MAX_REASONS = 8
-"""Groups of failing rollouts per kind, the largest first."""
+"""Maximum number of groups of failing rollouts per kind, the largest first."""
 MAX_PATTERN_SCORES, MAX_PATTERN_VALUES = 6, 4
 """Maximum number of scores in a pattern, and of different values of each score."""
 MAX_PREPARED_SCORES = 12
@@ -168,7 +168,7 @@ def page(
 ) -> JsonObject:
     """Return `total` and `rows` of a filter.
 
-    A row has the values of FIXED, `question`, `answer` (the expected one), `reply` (the model's), `scores`, `tags` and `note`.
+    A row has the values of `FIXED`, the `question`, the expected `answer`, the model's `reply`, `scores`, `tags` and `note`.
     """
     available = columns(index)
     column = _column(available, sort)
@@ -232,7 +232,7 @@ def rows(index: Index, lines: Sequence[int]) -> list[JsonObject]:
 def facet(index: Index, rows_filter: Filter, name: str) -> JsonObject:
     """Count the rollouts per value of a column: `values` of [value, count], and the number of other values.
 
-    A rollout with several tags counts for each.
+    A rollout with several tags counts for each tag.
     """
     answer = partial(_tags, index, rows_filter) if name == TAG else partial(_facet, index, rows_filter, name)
     return index.cached(("facet", name, *rows_filter.key), answer)
@@ -253,9 +253,9 @@ def _facet(index: Index, rows_filter: Filter, name: str) -> dict[str, object]:
 
 
 def prepare(index: Index) -> Iterator[str]:
-    """Read the columns that a page of rollouts counts, one whenever the iterator advances; yield their names.
+    """Read the columns that a page of rollouts counts, one column whenever the iterator advances; yield their names.
 
-    The first facet, histogram or `reasons` is then as fast as later ones.
+    After that, the first facet, histogram or call of `reasons` is as fast as later ones.
     """
     available = columns(index)
     scores = [name for name in available if name.startswith(SCORE_PREFIX)][:MAX_PREPARED_SCORES]
@@ -363,7 +363,7 @@ def _sum(numbers: Iterable[float]) -> float | None:
 
 
 class _BarColumn(NamedTuple):
-    """A numeric column in memory, with its bars."""
+    """A numeric column in memory, with the bars of its histogram."""
 
     coded: _CodedColumn
     """Codes of the bars; the last code is for values that cannot be drawn."""
@@ -377,7 +377,7 @@ class _BarColumn(NamedTuple):
 
 
 def _bar_column(index: Index, column: str) -> _BarColumn | None:
-    """Return a column with its bars; None without a finite number."""
+    """Return a column with its bars; None if it has no finite number."""
     return index.cached(("bars", column), partial(_bars, index, column))
 
 
@@ -419,7 +419,7 @@ def _edge(position: int, low: float, width: float) -> float:
 
 
 def reward_range(index: Index) -> tuple[float, float]:
-    """Return the range of rewards that colors and bars refer to.
+    """Return the range of rewards to which colors and bars refer.
 
     It contains 0, the observed rewards, and all rewards possible under the rubric's weights if each function is between
     0 and 1.
@@ -440,7 +440,7 @@ def reward_range(index: Index) -> tuple[float, float]:
 
 
 def reward_weights(index: Index) -> dict[str, float]:
-    """Return the weights of the reward functions in the last scored rollout; {} without one."""
+    """Return the weights of the reward functions in the last scored rollout; {} if no rollout is scored."""
     sql = f"SELECT offset, size FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL ORDER BY line DESC LIMIT 1"
     rows = index.query(sql)
     if not rows:
@@ -456,7 +456,7 @@ def reasons(index: Index, rows_filter: Filter) -> dict[str, object]:
 
     Returns:
         `total`, and `groups`: kind ("error", "stop reason", "scores" or "answer"), label, count, line of the first rollout, and
-        the filter that selects them, as pairs. A rollout is in one group of each kind at most.
+        the filter that selects them, as pairs. A rollout is in at most one group of each kind.
     """
     return index.cached(("reasons", *rows_filter.key), partial(_reasons, index, rows_filter))
 
@@ -534,7 +534,7 @@ def _both(left_mask: bytes, right_mask: bytes) -> bytes:
 def _largest(
     kind: str, chosen: Mapping[str, _Values], mask: bytes, lines: Sequence[int], fewest: int = 1
 ) -> Iterator[dict[str, object]]:
-    """Yield the largest groups of selected rollouts, on these lines, with equal values; missing values form no group."""
+    """Yield the largest groups of selected rollouts, on these lines, whose values are equal; missing values form no group."""
     parts = [compress(column.codes, mask) for column in chosen.values()]
     keys = list(zip(*parts)) if len(parts) != 1 else list(parts[0])
     combinations: list[tuple[JsonValue, int, list[JsonValue]]] = []

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import stdev
@@ -22,6 +23,7 @@ from rove.core.masking import without_secrets
 from rove.core.plain import JsonMapping, JsonObject
 from rove.runs.metrics import panels, with_derived
 from rove.runs.run import Run
+from rove.runs.train_folder import TrainFolder
 from rove.statistics import Price, Tally
 from rove.statistics.format import caveats, duration, interval, shown
 from rove.utils.files import atomic_write
@@ -31,22 +33,23 @@ from rove.viewer.index import Index, JsonlTail, alert_rows
 from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
 from rove.viewer.rollouts import describe_rollout, read_line
 from rove.viewer.run_settings import describe_run
+from rove.viewer.stages import describe_stages
 from rove.viewer.verdict import training_verdict
 
 MAX_ROLLOUTS = 200
 """Default number of rollouts in a report."""
 MAX_EXAMPLES = 2000
-"""Examples listed, those with the lowest mean reward first."""
+"""Maximum number of examples that are listed, the examples with the lowest mean reward first."""
 MAX_TEXT_CHARS = 8_000
-"""Characters shown of one text."""
+"""Maximum characters shown of one text."""
 MAX_ROLLOUT_CHARS = 120_000
-"""Characters shown of a rollout, divided among its texts."""
+"""Maximum characters shown of a rollout, divided among its texts."""
 KINDS = {"eval": "", "rl": "RL", "sft": "SFT"}
 TABLE_HEAD = ("value", "mean", "95% interval", "weight")
 GROUP_STEPS = 10
-"""Last training steps whose groups are shown."""
+"""Number of last training steps whose groups are shown."""
 CONTROL_CHARS = "\\x00-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069"
-"""Characters that control terminals or change the text direction, for a regular expression."""
+"""Characters that control terminals or change the text direction, in the syntax of a regular expression."""
 OMITTED_FIELDS = ("tokens", "tools", "schema_version", "env_id", "temperature", "cut")
 """Fields of a rollout that a report omits."""
 
@@ -63,7 +66,7 @@ class RunReport:
         finished = run.summary()
         self.complete = finished is not None
         self.num_rollouts = 0
-        """Number of rollouts in the run folder, without superseded ones."""
+        """Number of rollouts in the run folder, without superseded rollouts."""
         self.summary: JsonObject = finished or {}
         if self.kind == "eval":
             try:
@@ -119,7 +122,7 @@ class RunReport:
 
     @property
     def when(self) -> str:
-        """When the run finished or was last written."""
+        """The time at which the run finished or was last written."""
         files = [self.run.path / name for name in ("summary.json", "rollouts.jsonl", "metrics.jsonl", "config.toml")]
         seconds = next(file.stat().st_mtime for file in files if file.exists())
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
@@ -138,9 +141,9 @@ def write_report(run: Run, path: Path, rollouts: int = MAX_ROLLOUTS) -> Path:
 
     Args:
         run: An evaluation or a training run, finished or not.
-        path: The file; an existing one is replaced.
-        rollouts: Maximum number of rollouts: failed ones, then those with the lowest and highest rewards; in training,
-            only those of the last step.
+        path: The file; an existing file is replaced.
+        rollouts: Maximum number of rollouts: first failed rollouts, then the rollouts with the lowest and the highest rewards;
+            for training runs, only rollouts of the last step.
     """
     report = RunReport(run)
     index = _open_index(run)
@@ -161,6 +164,65 @@ def write_report(run: Run, path: Path, rollouts: int = MAX_ROLLOUTS) -> Path:
     return path
 
 
+def write_stages_report(folder: TrainFolder, path: Path) -> Path:
+    """Write the page of a `rove train` run as one HTML file that works offline; return `path`.
+
+    Args:
+        folder: The folder of all stages.
+        path: The file; an existing one is replaced.
+    """
+    with ExitStack() as stack:
+        content = describe_stages(folder, _opener(stack))
+    facts = [content["when"], *(["not complete"] if not content["complete"] else [])]
+    data: JsonObject = {
+        **PAGE_DEFAULTS,
+        **{name: content[name] for name in ("title", "complete", "verdict", "cards", "head", "values", "training")},
+        "facts": facts,
+        "counts": [],
+        "again": content["repeat"],
+        "settings": content["recipe"],
+        "rollouts": [],
+        "rollouts_note": "",
+        "stages": {name: content[name] for name in ("notes", "diagnoses", "stages", "mistakes", "next")},
+    }
+    page = whole_page(content["title"], _stages_markdown(content), without_secrets(data, {}, by_field=False))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, page.encode("utf-8", "replace"))
+    return path
+
+
+def stages_markdown(folder: TrainFolder) -> str:
+    """Return a `rove train` run in a few lines for a pull request."""
+    with ExitStack() as stack:
+        return _stages_markdown(describe_stages(folder, _opener(stack)))
+
+
+def _stages_markdown(content: JsonMapping) -> str:
+    lines = [*content["verdict"], *content["notes"], *(f"diagnosis: {text}" for text in content["diagnoses"])]
+    for stage in content["stages"]:
+        kept = "" if stage["kept"] == shown(None) else f", kept: {stage['kept']}"
+        lines.append(f"{stage['title']}: {stage['size']}, {stage['ended']}{kept}")
+    lines += [f"{words}: {value}" for value, words in content["cards"] if words.startswith(("cost", "time"))]
+    mistakes = content["mistakes"] or {"summary": []}
+    lines += [f"{mistakes['source']}: {sentence}" for sentence in mistakes["summary"]]
+    repeat = f"Repeat: {_code(content['repeat'])}\n" if content["repeat"] else ""
+    table = summary_markdown(content["title"], {"head": content["head"], "values": content["values"], "counts": []})
+    return utf8_text("\n".join([table.rstrip(), "", *(f"- {_plain(line)}" for line in lines), "", repeat]))
+
+
+def _opener(stack: ExitStack) -> Callable[[Path], Index]:
+    """Return a function that opens the index of an evaluation once; all are closed with the stack."""
+    indexes: dict[Path, Index] = {}
+
+    def open_index(folder: Path) -> Index:
+        if folder not in indexes:
+            indexes[folder] = _open_index(Run(folder))
+            stack.callback(indexes[folder].close)
+        return indexes[folder]
+
+    return open_index
+
+
 def _open_index(run: Run) -> Index:
     """Return the complete index of a run's rollouts."""
     index = Index(run.path / "rollouts.jsonl")
@@ -174,10 +236,10 @@ def _open_index(run: Run) -> Index:
 
 
 def choose_rollouts(rewards: list[tuple[int, float | None]], limit: int) -> list[int]:
-    """Return the lines of rollouts to show: failed ones, then those with the lowest rewards and, if not all fit, those
-    with the highest.
+    """Return the lines of rollouts to show: failed rollouts, then the rollouts with the lowest rewards and, if not all fit, the
+    rollouts with the highest rewards.
 
-    Failed rollouts take at most half of the places, unless there are too few others.
+    Failed rollouts take at most half of the places, unless there are too few other rollouts.
     """
     failed = [line for line, reward in rewards if reward is None]
     scored = [number for _, number in sorted((reward, line) for line, reward in rewards if reward is not None)]
@@ -314,6 +376,7 @@ PAGE_DEFAULTS: JsonMapping = {
     "histograms": [],
     "examples": [],
     "examples_note": "",
+    "stages": None,
 }
 """Default data of a page, for parts that the page lacks; `links` are pairs of address and text."""
 
@@ -372,7 +435,9 @@ def _histograms(index: Index) -> list[JsonObject]:
 
 
 def _examples(index: Index) -> tuple[list[JsonObject], int]:
-    """Return the examples with the lowest mean rewards, those with only failures first, and the number of omitted ones."""
+    """Return the examples with the lowest mean rewards, starting with examples that only have failures, and the number of
+    omitted examples.
+    """
     sql = (
         f"SELECT example_key, MIN(example), COUNT(*), AVG(reward) AS mean, COUNT(error), MIN(line) FROM {TABLE_SCAN} "
         f"WHERE {CURRENT_ROLLOUTS} GROUP BY example_key ORDER BY mean IS NOT NULL, mean, MIN(example)"
@@ -416,7 +481,7 @@ def rollout_data(number: int, line: bytes, size: int) -> JsonObject:
     Args:
         number: Position of the rollout, for links to it.
         line: The rollout as in rollouts.jsonl, without the line's end.
-        size: Bytes of the line with its end.
+        size: Size of the line in bytes, including the line's end.
     """
     content = describe_rollout(line, max_chars=(MAX_TEXT_CHARS, MAX_ROLLOUT_CHARS))
     shown_fields = {name: value for name, value in content.items() if name not in OMITTED_FIELDS}
@@ -433,12 +498,14 @@ def _last_versions(run: Run) -> dict[str, str]:
 
 METRICS_HEAD = ("measured", "first", "last", "best", "at step")
 MAIN_METRICS = (("reward/mean",), ("loss", "validation_loss"))
-"""Metrics shown with held-out rewards: those of RL, or those of SFT."""
+"""Metrics shown with those of held-out evaluations: those of RL, or those of SFT."""
 HELD_OUT = re.compile(r"eval/(.+)/reward/mean")
+HELD_OUT_LENGTH = re.compile(r"eval/(.+)/(length/mean|truncated)")
+"""Held-out metrics of responses, which show whether a reward rises with their length."""
 METRIC_DIGITS = 6
-"""Significant digits of a metric."""
+"""Number of significant digits of a metric."""
 MAX_ALERTS = 100
-"""Alerts that are shown, the last ones."""
+"""Maximum number of alerts that are shown, the last alerts."""
 
 
 def training_data(
@@ -474,9 +541,9 @@ def training_data(
 
 
 def _names(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return the main metrics that the rows have, then the held-out rewards."""
+    """Return the names of the main metrics that the rows have, followed by the held-out rewards."""
     measured: set[str] = set().union(*rows)
-    held_out = sorted(filter(HELD_OUT.fullmatch, measured))
+    held_out = sorted(filter(HELD_OUT.fullmatch, measured)) + sorted(filter(HELD_OUT_LENGTH.fullmatch, measured))
     for names in MAIN_METRICS:
         main = [name for name in names if name in measured]
         if main:
@@ -485,7 +552,7 @@ def _names(rows: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def _row(rows: Sequence[Mapping[str, object]], name: str) -> tuple[str, ...] | None:
-    """Return a row of `METRICS_HEAD`; the best loss is the lowest."""
+    """Return a metric's row of the table with `METRICS_HEAD`; for a loss, the best value is the lowest."""
     points = [(value, row.get("step")) for row in rows if (value := finite(row.get(name))) is not None]
     if not points:
         return None
@@ -496,6 +563,10 @@ def _row(rows: Sequence[Mapping[str, object]], name: str) -> tuple[str, ...] | N
     if held_out:
         title = f"{held_out[1]} (held out)"
     first, last = points[0][0], points[-1][0]
+    length = HELD_OUT_LENGTH.fullmatch(name)
+    if length:
+        unit = "tokens" if length[2] == "length/mean" else "truncated"
+        return f"{length[1]} {unit} (held out)", shown(first), shown(last), shown(None), shown(None)
     return title, shown(first), shown(last), shown(best), shown(step)
 
 

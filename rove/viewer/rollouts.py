@@ -1,4 +1,4 @@
-"""One rollout as plain values for the browser, shortened where it is too long to show."""
+"""Convert a rollout to plain values for the browser, shortened where it is too long to show."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from rove.utils.files import open_regular
 from rove.utils.units import counted
 
 MAX_TEXT_CHARS = 20_000
-"""Characters shown of one text."""
+"""Maximum characters shown of one text."""
 MAX_ROLLOUT_CHARS = 600_000
-"""Characters shown of a rollout, divided among its texts."""
+"""Maximum characters shown of a rollout, divided among its texts."""
 MIN_TEXT_CHARS = 500
-"""Minimum characters shown of a text, however many texts share the limit."""
+"""Number of characters shown of a text even if many texts share the limit."""
 MAX_TOKENS = 20_000
-"""Tokens shown of a rollout."""
+"""Maximum number of tokens shown of a rollout."""
 MAX_DEPTH = 40
-"""Nesting depth shown of lists and mappings."""
+"""Maximum nesting depth shown of lists and mappings."""
 
 TokenDecoder = Callable[[int], str]
 
 
 def read_line(file: Path, offset: int, size: int) -> bytes:
-    """Return a line without its end."""
+    """Return a line of a file without the line's end."""
     with open_regular(file) as lines:
         lines.seek(offset)
         line = lines.read(size)
@@ -53,7 +53,7 @@ def describe_rollout(
     """Return the contents of a rollout as plain values.
 
     Args:
-        decode: Returns the text of a token; None if unknown.
+        decode: Function that returns the text of a token; None if there is no tokenizer.
     """
     record = decode_record(line)
     texts = max(1, len(record.prompt) + len(record.completion))
@@ -96,7 +96,7 @@ def copied_text(line: bytes, form: str, env: str, model: str) -> str:
     """Return a rollout as a text to copy.
 
     Args:
-        form: "curl" for the first request as a command, "json" for the line, "test" for a test case: prompt, replies, reward.
+        form: "curl" for the first request as a command, "json" for the line, "test" for a test case (prompt, replies and reward).
     """
     record = decode_record(line)
     if form == "json":
@@ -182,8 +182,8 @@ def _step(step: TrajectoryStep, limit: int, show_versions: bool) -> JsonObject:
 def _tokens(steps: Sequence[TrajectoryStep], decode: TokenDecoder | None) -> list[JsonObject]:
     """Return the tokens that each turn added: the new prompt ids, then the sampled ids with log-probabilities and versions.
 
-    For example, a turn with prompt [1, 2] that sampled [7], followed by one with prompt [1, 2, 7, 3] that sampled [8], gives
-    [1, 2] + [7] and [3] + [8]. Joined they are the training sequence, in which [7] and [8] are trained.
+    For example, a turn with prompt [1, 2] that sampled [7], followed by a turn with prompt [1, 2, 7, 3] that sampled [8], gives
+    [1, 2] + [7] and [3] + [8]. Joined, they are the training sequence, in which [7] and [8] are trained.
     """
     turns: list[dict[str, object]] = []
     previous_ids: list[int] = []
@@ -234,7 +234,7 @@ def first_difference(
 ) -> tuple[int, int] | None:
     """Return the message and the character where two conversations first differ; None if they are equal.
 
-    A message that is in only one of them differs at character 0.
+    A message that is in only one of the conversations differs at character 0.
     """
     for position in range(max(len(first), len(second))):
         if position >= len(first) or position >= len(second):

@@ -1,4 +1,4 @@
-"""Settings of runs: read from config.toml without passwords, compared with their defaults and between runs."""
+"""Read the settings of runs from config.toml without passwords, and compare them with their defaults and between runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rove.runs.run import Run
 OUTSIDE_SETTINGS = ("run_dir", "overwrite")
 """Settings that do not influence a result."""
 MAX_SETTINGS = 2000
-"""Settings that are listed."""
+"""Maximum number of settings that are listed."""
 _PASSWORD = re.compile(r"://[^/@\s\"]+@")
 
 
@@ -48,7 +48,9 @@ def _without_passwords(value: object) -> object:
 
 
 def settings_of(run: Run) -> list[JsonObject]:
-    """Return the settings of a run: `name`, `value`, `default` (None if there is none) and `changed`; changed ones first."""
+    """Return the settings of a run: `name`, `value`, `default` (None if there is none) and `changed`; changed settings come
+    first.
+    """
     content = describe_run(run)
     known_defaults = _defaults_of(content["kind"], content["config"])
     settings = dict(flat(content["config"]))
@@ -65,7 +67,7 @@ def settings_of(run: Run) -> list[JsonObject]:
 
 
 def _defaults_of(kind: str, config: Mapping[str, object]) -> dict[str, str]:
-    """Return the defaults of a run's settings by dotted name, including those of its `[[evaluation]]` tables."""
+    """Return the defaults of a run's settings by dotted name, including the defaults of its `[[evaluation]]` tables."""
     known_defaults = dict(flat(defaults().get(kind, {})))
     tables = config.get("evaluation")
     for position in range(len(tables) if isinstance(tables, list) else 0):

@@ -17,6 +17,7 @@ from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.runs.annotations import FILE, Annotations
 from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout, read_tokens
+from rove.runs.train_folder import EVALUATIONS, TrainFolder, is_train_folder
 from rove.statistics import Column
 from rove.utils.files import check_regular
 from rove.viewer.html import utf8_text
@@ -32,13 +33,14 @@ from rove.viewer.queries import (
     reward_range,
 )
 from rove.viewer.run_settings import describe_run, flat, masked
+from rove.viewer.stages import environment_of, kept_model, reward_of
 
 SEARCH_DEPTH = 6
-"""Depth of the search for runs: `rl/evaluations/NAME/STEP` is four deep."""
+"""Maximum depth of the search for runs: `rl/evaluations/NAME/STEP` has a depth of four."""
 RUNNING_WINDOW_S = 30.0
-"""Without visible locks, a run counts as running for this time after its last write."""
+"""Seconds for which a run counts as running after its last write if locks are not visible."""
 SPARKLINE_POINTS = 48
-"""Maximum points of a small curve."""
+"""Maximum number of points of a small curve."""
 SKIPPED_FOLDERS = {"checkpoints", "final", "tensorboard", "wandb", "tokens"}
 """Folders of a run that contain no runs."""
 
@@ -55,15 +57,15 @@ READ_FILES = (
 """Files of a run that are read; with `annotate`, tags and notes are also written."""
 
 MIN_PREPARED_ROLLOUTS = 20_000
-"""Number of rollouts from which a run's columns are read in advance."""
+"""Minimum number of rollouts in a run whose columns are read in advance."""
 PREPARE_PAUSE_S = 0.01
-"""Pause between columns, during which waiting requests can use the index."""
+"""Pause between columns in seconds, during which waiting requests can use the index."""
 MAX_ROW_VALUES = 200
 """Maximum number of settings, and of metrics, of a run that the table of runs can show."""
 MAX_TROUBLE_CHARS = 300
-"""Characters shown of an error in a run's files."""
+"""Maximum characters shown of an error in a run's files."""
 MAX_REASON_CHARS = 600
-"""Characters shown of a stop reason, which may contain the end of a log."""
+"""Maximum characters shown of a stop reason, which may contain the end of a log."""
 
 
 class RunStore:
@@ -83,7 +85,8 @@ class RunStore:
         if not folder.is_dir():
             raise ConfigError(f"no folder '{folder}'; expected a folder of runs: rove view RUNS_DIR")
         is_run = os.path.lexists(folder / "config.toml") and not (folder / "config.toml").is_dir()
-        self.only = folder.resolve().name if is_run else None
+        is_single = is_run or is_train_folder(os.listdir(folder))
+        self.only = folder.resolve().name if is_single else None
         self.base = folder.resolve().parent if self.only else folder.resolve()
         self._indexes: dict[str, Index] = {}
         self._metrics: dict[str, JsonlTail] = {}
@@ -97,8 +100,21 @@ class RunStore:
         start = self.base / self.only if self.only else self.base
         return sorted(_runs_below(start, self.base, SEARCH_DEPTH))
 
+    def train_folder(self, name: str) -> TrainFolder | None:
+        """Return the folder of `rove train` of that name; None if the name is that of a single run."""
+        path = self.run(name).path
+        return TrainFolder(path) if is_train_folder(os.listdir(path)) else None
+
+    def evaluation_index(self, folder: Path) -> Index:
+        """Return the complete index of an evaluation inside a folder of `rove train`."""
+        name = folder.resolve().relative_to(self.base).as_posix()
+        index, progress = self.index(name, 5.0)
+        if not progress.done:
+            raise RunError(f"{folder} is still being read; reload the page")
+        return index
+
     def run(self, name: str) -> Run:
-        """Return the run of that name."""
+        """Return the run with this name."""
         path = self._path(name)
         if path is None:
             raise ConfigError(f"no run '{name[:200]}' here; {nearest(name[:200], self.names())}")
@@ -114,7 +130,8 @@ class RunStore:
             return None
         path = self.base.joinpath(*parts)
         try:
-            there = os.path.lexists(path / "config.toml") and path.resolve().is_relative_to(self.base)
+            is_run = os.path.lexists(path / "config.toml") or is_train_folder(os.listdir(path))
+            there = is_run and path.resolve().is_relative_to(self.base)
         except (OSError, ValueError):  # an overlong name, or a folder without access
             return None
         return path if there else None
@@ -174,7 +191,7 @@ class RunStore:
     # summaries
 
     def run_summary(self, name: str) -> JsonObject:
-        """Return a row of the table of runs; `trouble` says which of its files cannot be read."""
+        """Return a row of the table of runs; `trouble` says which of the run's files cannot be read."""
         if utf8_text(name) != name:
             return _unreadable(name, ConfigError("the folder name is not UTF-8; rename the folder"))
         try:
@@ -187,6 +204,9 @@ class RunStore:
         return row
 
     def _cached_summary(self, name: str) -> dict[str, object]:
+        folder = self.train_folder(name)
+        if folder is not None:
+            return self._train_summary(name, folder)
         run = self.run(name)
         stats = [_stat(run.path / file) for file in READ_FILES]
         stamp = (status(run), *((stat.st_ino, stat.st_size, stat.st_mtime_ns) if stat else None for stat in stats))
@@ -229,6 +249,35 @@ class RunStore:
             "curve": downsampled(curve, SPARKLINE_POINTS),
             "range": [min(0.0, *curve), max(0.0, *curve)] if curve else [0.0, 1.0],
             "values": _numbers(rows[-1] if rows else {}),
+        }
+
+    def _train_summary(self, name: str, folder: TrainFolder) -> JsonObject:
+        """Return the row of a `rove train` run: the reward of the kept model, and the rewards of all training stages."""
+        kept = kept_model(folder.rows())
+        stages = folder.stages()
+        changed = max((last_changed(stage.path) for stage in stages), default=folder.path.stat().st_mtime)
+        curve: list[float] = []
+        for stage in stages:
+            rows = self.metrics(f"{name}/{stage.path.name}").rows
+            held_out = sorted(key for key in set().union(*rows) if re.fullmatch(r"eval/.*/reward/mean", key))
+            curve += [row[held_out[0]] for row in rows if held_out and isinstance(row.get(held_out[0]), (int, float))]
+        conditions = kept.row.conditions if kept else {}
+        held_out_rewards = {f"eval/{key}": reward_of(kept.row, key)["mean"] for key in conditions if kept and key}
+        return {
+            "name": name,
+            "kind": "train",
+            "status": train_status(folder),
+            "why": "",
+            "changed": changed,
+            "env": environment_of(folder),
+            "model": kept.row.model if kept else "",
+            "measure": "reward",
+            "reward": kept.reward if kept else None,
+            "held_out": held_out_rewards,
+            "stages": len(stages),
+            "curve": downsampled(curve, SPARKLINE_POINTS),
+            "tags": Annotations(folder.path).run.tags,
+            "values": {},
         }
 
     def _evaluation_summary(self, name: str, summary: Mapping[str, object] | None) -> JsonObject:
@@ -278,7 +327,8 @@ def _runs_below(folder: Path, base: Path, depth: int) -> Iterator[str]:
         children = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
         return
-    if folder != base and any(entry.name == "config.toml" and not entry.is_dir() for entry in children):
+    names = [entry.name for entry in children if entry.name != "config.toml" or not entry.is_dir()]
+    if folder != base and ("config.toml" in names or is_train_folder(names)):
         yield folder.relative_to(base).as_posix()
     for entry in children:
         if depth and entry.is_dir(follow_symlinks=False) and entry.name not in SKIPPED_FOLDERS and entry.name[0] != ".":
@@ -351,6 +401,15 @@ def status(run: Run) -> str:
         return "complete"
     locks_visible = Path("/proc/locks").exists()
     return "running" if not locks_visible and time.time() - last_changed(run.path) < RUNNING_WINDOW_S else "stopped"
+
+
+def train_status(folder: TrainFolder) -> str:
+    """Return "complete", "running" or "stopped" for a `rove train` run: it runs while one of its stages or evaluations does."""
+    if folder.is_complete:
+        return "complete"
+    evaluations = folder.path / EVALUATIONS
+    runs = [*folder.stages(), *(Run(path) for path in evaluations.glob("*") if path.is_dir())]
+    return "running" if any(status(run) == "running" for run in runs) else "stopped"
 
 
 def stop_reason(run: Run, current_status: str) -> str:

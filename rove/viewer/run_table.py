@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,7 +16,15 @@ from rove.statistics.format import limits
 from rove.viewer.html import finite
 
 MEASUREMENT = re.compile(r"/evaluations/")
-"""Runs with this in their names are evaluations made by a training run."""
+"""Pattern in the names of runs that are evaluations made by a training run."""
+
+
+def inside_training(names: Iterable[str], train_names: Iterable[str]) -> set[str]:
+    """Return the names of runs that another run has made: measurements of training runs, and stages of `rove train` runs."""
+    prefixes = tuple(f"{name}/" for name in train_names)
+    return {name for name in names if MEASUREMENT.search(name) or name.startswith(prefixes)}
+
+
 SORTS: Mapping[str, Callable[[JsonMapping], JsonValue]] = {
     "environment": lambda row: str(row.get("env", "")),
     "reward": lambda row: _mean(row),
@@ -37,8 +45,8 @@ class Wanted(NamedTuple):
     """Words that a row must contain, and conditions such as `learning_rate=0.001`."""
     kind: str = ""
     tag: str = ""
-    measurements: bool = True
-    """List evaluations made by training runs too."""
+    without: Collection[str] = ()
+    """Names of runs that are not listed."""
     sort: str = ""
     """A key of `SORTS`, or the name of a value such as "metric.win"; "" keeps the rows' order."""
     descending: bool = True
@@ -62,7 +70,7 @@ def _sort_key(value: object) -> tuple[bool, float, str]:
 
 def _is_wanted(row: Row, selection: Wanted) -> bool:
     tags = row.get("tags", [])
-    if not selection.measurements and MEASUREMENT.search(row["name"]):
+    if row["name"] in selection.without:
         return False
     if (selection.kind and row["kind"] != selection.kind) or (selection.tag and selection.tag not in tags):
         return False

@@ -1,4 +1,4 @@
-"""Search the text of every rollout of a run, in a process of its own: a slow pattern must not block the server.
+"""Search the text of every rollout of a run, in a separate process, because a slow pattern must not block the server.
 
     python -m rove.viewer.search FILE < QUERY
 
@@ -23,7 +23,7 @@ from rove.runs.serialization import decode_record
 from rove.utils.files import open_regular, read_lines
 
 CONTEXT_CHARS = 60
-"""Characters shown before and after a hit."""
+"""Maximum characters shown before and after a hit."""
 REPORT_INTERVAL_S = 0.2
 """Seconds between progress reports."""
 
@@ -36,7 +36,7 @@ class Query(msgspec.Struct, frozen=True):
     case: bool = False
     """Whether the search is case-sensitive."""
     max_hits: int = 200
-    """Hits after which the search ends."""
+    """Maximum number of hits, after which the search ends."""
 
     def pattern(self) -> re.Pattern[str]:
         """Return the search as a regular expression."""
@@ -70,7 +70,7 @@ def search_lines(lines: BinaryIO, query: Query) -> Iterator[dict[str, object]]:
 
 
 def _line_filter(query: Query) -> Callable[[bytes], bool]:
-    """Return a check for whether an encoded line may match, so that most lines need not be decoded."""
+    """Return a function that checks whether an encoded line may match, so that most lines need not be decoded."""
     # In a line a text stands as JSON escapes it, and lower() of bytes changes only ASCII letters.
     written = msgspec.json.encode(query.text)[1:-1]
     if query.regex or b"\\" in written or (not query.case and not query.text.isascii()):

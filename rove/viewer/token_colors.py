@@ -23,11 +23,11 @@ class Token(NamedTuple):
     """The trainer's log-probability before the step."""
     entropy: float | None = None
     version: int | None = None
-    """Version of the weights that sampled it."""
+    """Version of the weights that sampled the token."""
 
     @property
     def ratio(self) -> float | None:
-        """The trainer's probability relative to the sampler's."""
+        """The trainer's probability divided by the sampler's probability."""
         if self.logprob is None or self.trainer is None:
             return None
         return math.exp(min(700.0, self.trainer - self.logprob))
@@ -69,7 +69,7 @@ COLORS = {
 FROM_TRAINER = ("entropy", "ratio")
 """Colors that need the trainer's statistics."""
 OLDEST = 5
-"""Versions that are older than this many others have the same color."""
+"""Highest color number of policy versions: all versions with at least this many newer versions share this color."""
 
 
 def color_tokens(turns: Sequence[JsonMapping], advantage: float | None, color: str) -> JsonObject:
@@ -77,7 +77,7 @@ def color_tokens(turns: Sequence[JsonMapping], advantage: float | None, color: s
 
     Args:
         turns: Turns of `rollouts.describe_rollout`, with the trainer's statistics if there are any.
-        color: One of `COLORS`; another text means "logprob".
+        color: A key of `COLORS`; any other text means "logprob".
 
     Returns:
         `color` and `words`, its explanation; `offered` colors as [name, title]; `legend` as [class, words]; `summary`;

@@ -1,4 +1,4 @@
-"""Queries on the training steps of a run, from its index: rewards per step, and of groups."""
+"""Queries on the training steps of a run, from its index: rewards per step, and rewards of groups."""
 
 from __future__ import annotations
 

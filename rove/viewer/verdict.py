@@ -10,11 +10,11 @@ from statistics import fmean, stdev
 from rove.core.findings import Finding
 from rove.core.plain import JsonMapping
 from rove.runs.metrics import SECONDS
-from rove.statistics.format import duration, number, signed
+from rove.statistics.format import duration, number, percent, signed
 from rove.utils.units import counted
 
 MAX_WINDOW = 10
-"""Maximum steps that are averaged at either end of a run, and for the remaining time."""
+"""Maximum number of steps that are averaged at each end of a run, and for the remaining time."""
 MAX_SECONDS, MAX_STEPS = 1e9, 1 << 53
 """Seconds per step, and number of planned steps, from which the remaining time counts as unknown."""
 Z = 1.96
@@ -27,7 +27,7 @@ Rows = Sequence[JsonMapping]
 
 
 def time_left(rows: Rows, planned: object) -> str:
-    """Return the time to the last planned step as text, at the pace of the latest steps; "" if it is unknown.
+    """Return the estimated time until the last planned step as text, based on the latest steps; "" if it is unknown.
 
     Args:
         rows: Rows of metrics.jsonl with derived values (`panels.with_derived`), oldest first.
@@ -68,7 +68,7 @@ def _curve(rows: Rows, name: str) -> list[tuple[object, float]]:
 
 
 def _ends(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
-    """Return the values of the first and the last steps, the same number of each, at most half of all."""
+    """Return equally many values from the first and from the last steps, each at most half of all values."""
     size = max(1, min(MAX_WINDOW, len(values) // 2))
     return values[:size], values[-size:]
 
@@ -81,7 +81,7 @@ def _main(rows: Rows, weights: Mapping[str, float]) -> list[str]:
 
 
 def _change(name: str, curve: Sequence[tuple[object, float]], better: int) -> list[str]:
-    """Return whether a metric has changed between the first and the last steps; `better` is −1 if lower is better."""
+    """Return a sentence on whether a metric changed between the first and the last steps; `better` is −1 if lower is better."""
     values = [value for _, value in curve]
     if len(values) < 2:
         return [f"One step finished: {name} {number(values[0])}."]
@@ -110,7 +110,7 @@ def _change(name: str, curve: Sequence[tuple[object, float]], better: int) -> li
 
 
 def _contributions(rows: Rows, weights: Mapping[str, float]) -> list[str]:
-    """Return which reward functions caused the change of the reward."""
+    """Return a sentence about the reward functions that caused the change of the reward."""
     parts: dict[str, float] = {}
     for name, weight in weights.items():
         values = [value for _, value in _curve(rows, f"reward/{name}")]
@@ -146,7 +146,20 @@ def _held_out(rows: Rows) -> list[str]:
         ended = f"ended at {number(curve[-1][1])}{limits}"
         began = f"began at {number(curve[0][1])}"
         sentences.append(f"Held-out reward of {match[1]}: {began}, {ended}; best {number(best)} at step {step}.")
+        sentences += _held_out_responses(rows, match[1])
     return sentences
+
+
+def _held_out_responses(rows: Rows, evaluation: str) -> list[str]:
+    """Return a sentence about the lengths of an evaluation's responses, and which of its rollouts were truncated."""
+    lengths = _curve(rows, f"eval/{evaluation}/length/mean")
+    if len(lengths) < 2:
+        return []
+    sentence = f"Its responses went from {number(lengths[0][1], 1)} to {number(lengths[-1][1], 1)} tokens per rollout"
+    truncated = _curve(rows, f"eval/{evaluation}/truncated")
+    if truncated:
+        sentence += f", truncated rollouts from {percent(truncated[0][1])}% to {percent(truncated[-1][1])}%"
+    return [f"{sentence}."]
 
 
 def _policy(rows: Rows) -> list[str]:

@@ -1,1 +1,1 @@
-"""vLLM servers as an inference engine; separate because vLLM's HTTP interface changes between releases."""
+"""vLLM servers as an inference engine; a separate package because vLLM's HTTP interface changes between releases."""

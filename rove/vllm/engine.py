@@ -26,7 +26,7 @@ from rove.vllm.server import ParityCheck, Server, VLLMConfig, parse_generation, 
 
 DEFAULT_MAX_TOKENS = 512
 MAX_ATTEMPTS = 4
-"""Attempts per request, if a server fails it."""
+"""Maximum number of attempts per request, if servers fail."""
 BACKOFF_S = 1.0
 SUPPORTED = (
     "top_p",
@@ -44,11 +44,11 @@ UNSUPPORTED = ("response_format", "structured_outputs", "logit_bias", "extra")
 class VLLMEngine:
     """One or several vLLM servers with equal weights; an `InferenceEngine`.
 
-    Requests are balanced over the servers; the next turn of a rollout goes to the server of the previous one. An owned server
-    that ends or hangs is restarted with the newest weights and its requests are retried.
+    Requests are balanced over the servers; the next turn of a rollout goes to the server of the previous turn. If a server that
+    rove started ends or hangs, rove restarts it with the newest weights and retries its requests.
 
     Args:
-        folder: Folder for logs and weights; servers must see it under this path.
+        folder: Folder for logs and weights; it must have the same path for the servers.
         context: Maximum tokens of prompt and completion.
         renderer: Renderer of the model; needed for stop strings.
     """
@@ -76,7 +76,7 @@ class VLLMEngine:
         self._restarting: dict[int, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
         self._requests_allowed = asyncio.Event()
-        """Cleared while weights are replaced."""
+        """Event that is cleared while weights are replaced, so that new requests wait."""
         self._requests_allowed.set()
 
     @property
@@ -102,7 +102,7 @@ class VLLMEngine:
         Args:
             seed: Not used: servers draw from one random stream (per-request seeds crash vLLM 0.32 on a CPU with chunked
                 prefill).
-            on_token: Called with every token after the generation ended.
+            on_token: Called once per token, but only after the whole generation has ended.
         """
         await self._requests_allowed.wait()
         params, checker = self._params(prompt_ids, sampling)
@@ -131,7 +131,7 @@ class VLLMEngine:
         """Load new weights into all servers; the first call starts the servers that rove owns. Running requests continue.
 
         Args:
-            version: Recorded with every token sampled from now on.
+            version: Version of the weights, recorded with every token sampled from now on.
             weights: Model folder (see `rove.train.backends`). None: the servers have these weights already.
         """
         old = self.fleet.weights
@@ -162,8 +162,8 @@ class VLLMEngine:
             self.fleet.weights = None
 
     def pause_requests(self) -> None:
-        """Hold new requests: during an update, one computed with old weights would be cached under the salt of the new
-        version.
+        """Hold new requests: during an update, a request that is computed with old weights would be cached under the new
+        version's salt.
         """
         self._requests_allowed.clear()
 

@@ -1,10 +1,10 @@
-"""Keep all vLLM servers on the newest weights. Blocking calls, partly in threads.
+"""Keep all vLLM servers on the newest weights. The calls block; some of them run in threads.
 
 Written against vLLM 0.32 (`/pause`, `/collective_rpc`, `/load_lora_adapter`, `/update_weight_version`).
 
-An update pauses each server with its requests kept, loads a folder, sets the version and resumes. Later requests cannot reuse
-prefixes that older weights computed, because the number of the update salts the prefix cache. Then every server computes the
-log-probabilities of a fixed sequence, which are compared with those of the trainer (parity check).
+An update pauses each server without dropping its requests, loads a folder, sets the version and resumes. Later requests cannot
+reuse prefixes that older weights computed, because the number of the update salts the prefix cache. Then every server computes
+the log-probabilities of a fixed sequence, which are compared with the trainer's log-probabilities (parity check).
 
 An adapter is always in the same folder: servers remove the loaded adapter and read it again with the next request. vLLM's
 `load_inplace` would read it again in every step (docs/decisions/vllm_adapters.md).
@@ -29,7 +29,7 @@ from rove.core.plain import JsonMapping, JsonObject
 from rove.vllm.server import LoRAShape, ParityCheck, RefusedError, Server, VLLMConfig, max_differences
 
 MAX_STARTS = 3
-"""Starts of a server without a weight update in between, after which it counts as broken."""
+"""Maximum number of starts of a server without a weight update in between; after that, it counts as broken."""
 BACKOFF_S = 1.0
 
 
@@ -70,14 +70,15 @@ class Fleet:
         self.parity_error = 0.0
         """Largest difference of log-probabilities between servers and trainer after the last update."""
         self.parity_failure: RunError | None = None
-        """Set if a restarted server computes different log-probabilities."""
+        """Error to raise if a restarted server computes different log-probabilities than the trainer."""
         urls = config.urls or [None] * config.servers
         self.servers = [Server(url, config, number, folder) for number, url in enumerate(urls)]
         self.parity_check: ParityCheck | None = None
         self._salt = secrets.token_hex(8)
         """Part of the prefix cache's salt: other runs may have used the same servers."""
         self._updates = 0
-        """Counts in the salt instead of the version: RL may return to earlier weights within a step."""
+        """Number of updates, part of the salt. The version would not do, because RL may return to earlier weights within a
+        step."""
         self._prepared: set[int] = set()
         self._locks = [threading.Lock() for _ in self.servers]
 
@@ -142,8 +143,8 @@ class Fleet:
             return self._compare(server, check)
 
     def restart(self, server: Server) -> None:
-        """Restart an owned server that ended or hangs, unless another thread did; a server that others restarted gets its
-        weights again.
+        """Restart a server that rove started and that ended or hangs, unless another thread restarted it. A server that someone
+        else restarted gets its weights again.
         """
         with self._locks[server.number]:
             if server.is_ours:
@@ -251,7 +252,7 @@ class Fleet:
         return f"rove-{self._salt}"
 
     def _load_adapter(self, server: Server, folder: Path) -> None:
-        """Load the adapter: at once the first time, else with the next request."""
+        """Load the adapter: immediately the first time, later with the next request."""
         if server.has_adapter:
             answer = server.request_json("POST", "/collective_rpc", {"method": "list_loras"})
             for number in sorted(set(chain.from_iterable(answer["results"]))):

@@ -14,12 +14,12 @@ from rove.core.errors import InfraError
 from rove.vllm.server import HEALTH_PATH, Server
 
 MAX_REMEMBERED = 100_000
-"""Responses whose server is remembered, for the next turn."""
+"""Maximum number of responses whose server is remembered for the next turn."""
 
 
 class Router:
-    """Load balancing: the next turn of a rollout goes to the server of the previous turn (whose prefix cache has it), everything
-    else to the least busy server.
+    """Load balancing: the next turn of a rollout goes to the server of the previous turn, whose prefix cache has it. All other
+    requests go to the least busy server.
 
     Args:
         servers: At least one; their `active_requests` and `is_failing` are used.
@@ -34,8 +34,8 @@ class Router:
         return min(self.servers, key=lambda server: (server.is_failing, server.active_requests))
 
     def choose(self, ids: Sequence[int]) -> tuple[Server, int]:
-        """Return the server for a prompt (the one that has computed its longest prefix, else the least busy) and the key of
-        the prompt.
+        """Return the server for a prompt (the server that has computed its longest prefix, else the least busy server) and the
+        prompt's key.
         """
         if len(self.servers) == 1:
             return self.servers[0], 0
@@ -59,16 +59,16 @@ class Router:
 
 Answer = TypeVar("Answer")
 CHECKS_PER_LIMIT = 8
-"""Health checks within `hang_seconds`."""
+"""Number of health checks within `hang_seconds`."""
 MAX_CHECK_INTERVAL_S = 10.0
 """Maximum seconds between two health checks."""
 
 
 class HealthMonitor:
-    """Cancels the requests that wait for a server that hangs.
+    """Cancels the requests to a server if it hangs.
 
-    Requests have no time limit, since a long completion takes long. While requests wait, the monitor polls a route that the
-    engine itself answers between two steps; the HTTP process alone would respond even if the engine hangs.
+    Requests have no time limit, because long completions take a long time. While requests wait, the monitor polls a route that
+    the engine itself answers between two steps; other routes respond even if the engine hangs.
     """
 
     def __init__(self, server: Server, is_busy: Callable[[], bool]):

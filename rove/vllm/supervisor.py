@@ -1,7 +1,7 @@
 """Run a command until it ends or this program's stdin is closed.
 
 The parent runs this file as a program, so that the command ends with the parent even if the parent is killed: the kernel then
-closes the pipe. It uses the standard library alone.
+closes the pipe. The program imports only the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 from contextlib import suppress
 
 STOP_TIMEOUT_S = 10.0
-"""Seconds between SIGTERM and SIGKILL."""
+"""Seconds to wait after SIGTERM before SIGKILL is sent."""
 
 
 def main(command: list[str]) -> int:

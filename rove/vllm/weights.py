@@ -23,7 +23,7 @@ BODY_FILE, HEAD_FILE = "model-body.safetensors", "model-head.safetensors"
 def write_served(loaded: LoadedModel, folder: Path, merged: bool = True) -> None:
     """Write a model folder for vLLM, with the adapter merged into the weights and the head written separately.
 
-    A head that is tied to the embeddings is written as a matrix of its own, with `tie_word_embeddings` off: when vLLM 0.32
+    If the head is tied to the embeddings, it is written as a separate matrix, with `tie_word_embeddings` off: when vLLM 0.32
     reloads weights, it fills the embeddings and expects the head to follow, which fails on a CPU, where the head is a copy in
     another layout.
     """
@@ -45,7 +45,7 @@ def write_served(loaded: LoadedModel, folder: Path, merged: bool = True) -> None
 
 
 def _add_tensor(folder: Path, name: str, tensor: torch.Tensor) -> None:
-    """Add a tensor in its own file, and an index, which readers of several files need."""
+    """Add a tensor in its own file, and an index file, which is needed to read a model that has several files."""
     save_file({name: tensor}, folder / HEAD_FILE, metadata={"format": "pt"})
     index, single_file = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.exists():

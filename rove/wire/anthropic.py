@@ -34,7 +34,7 @@ API_VERSION = "2023-06-01"
 """The `anthropic-version` for which these bodies are written. From 2026-10-21 on, temperature and top_p are refused."""
 
 DEFAULT_MAX_TOKENS = 16_384
-"""Limit that is sent if a request has none, because the API requires one. Every current model accepts this limit, it
+"""Length limit that is sent if a request has no limit, because the API requires a limit. Every current model accepts it, it
 leaves space for reasoning, and an answer of this length ends within a client's usual timeout."""
 
 CONTENT = "anthropic_content"
@@ -121,7 +121,7 @@ def read_response(body: object) -> Response:
 
     Text blocks are joined, thinking becomes `reasoning_content`, tool use becomes `tool_calls` in chat form. If that loses
     information (signatures, redacted thinking, the API's own tools), `CONTENT` has the original blocks for the next
-    request. `refusal` has the API's explanation. Cached prompt tokens count as prompt tokens, missing usage as 0.
+    request. `refusal` has the API's explanation. Cached prompt tokens count as prompt tokens; missing usage counts as 0.
     """
     try:
         message = msgspec.convert(body, _Message)

@@ -73,8 +73,8 @@ def request_body(request: Request) -> JsonObject:
 
     Fields that are None are left out of the body and of each message, but not of nested values, since null has a
     meaning inside a tool's schema. `sampling_params.extra` takes precedence. The length limit is sent as `max_tokens`,
-    which every compatible server knows. `state`, `previous` and `seed` of the request are not sent;
-    `sampling_params.seed` is.
+    which every compatible server knows. `state`, `previous` and `seed` of the request are not sent, but `sampling_params.seed`
+    is.
     """
     sampling = request.sampling_params
     body: JsonObject = {
@@ -105,8 +105,9 @@ def _tool_choice(request: Request) -> str | JsonObject | None:
 def read_response(body: object) -> Response:
     """Return the answer in a decoded chat completion.
 
-    Text parts are joined. Tool calls are read as in `normalized_calls`, or from the older field `function_call`. Reasoning is
-    read from `reasoning_content` or `reasoning`. Missing usage counts as 0 tokens, a missing finish reason as "stop".
+    Text parts are joined. Tool calls are read as described in `normalized_calls`, or from the older field `function_call`.
+    Reasoning is read from `reasoning_content` or `reasoning`. Missing usage counts as 0 tokens, a missing finish reason as
+    "stop".
     """
     try:
         completion = msgspec.convert(body, _Completion)
@@ -237,7 +238,7 @@ def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs
 def last_chunks(
     head: Head, index: int, response: Response, sent: str, logprobs: Logprobs = None, earlier: Tokens = ()
 ) -> list[JsonObject]:
-    """Return the last chunks of a choice after the text `sent`; `logprobs` are the tokens not sent yet."""
+    """Return the last chunks of a choice after the text `sent`; `logprobs` are the tokens that were not sent yet."""
     message = response.message
     # Calls are sent whole: only the complete text shows whether it is a call and whether it is valid.
     calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls") or [])]

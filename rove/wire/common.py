@@ -18,7 +18,7 @@ from rove.core.records import Usage
 UNFINISHED = frozenset({"abort", "aborted", "cancelled", "error"})
 """Finish reasons that mean that the server, not the model, ended an answer."""
 MAX_TOKENS = 10**9
-"""Largest plausible token count of one response; a larger or negative one counts as not reported."""
+"""Largest plausible token count of one response; a larger or negative count is treated as not reported."""
 NO_ARGUMENTS = {"type": "object", "properties": {}}
 """JSON schema of a function without arguments; chat tools may omit it, but other APIs require it."""
 
@@ -119,8 +119,8 @@ def is_unedited(message: JsonMapping, text: str, tool_calls: list[JsonObject]) -
 def sampling_fields(sampling: SamplingParams) -> JsonObject:
     """Return sampling parameters under the names of (chat) completions APIs; some are None.
 
-    Parameters unknown to OpenAI have the names of vLLM and SGLang. `logprobs` is missing because the two APIs differ in
-    it.
+    Parameters unknown to OpenAI have the names of vLLM and SGLang. `logprobs` is left out because the chat
+    completions API and the completions API define it differently.
     """
     bias = sampling.logit_bias
     return {
@@ -145,7 +145,7 @@ def sampling_fields(sampling: SamplingParams) -> JsonObject:
 
 
 def only_tool(request: Request) -> str | None:
-    """Return the name of the tool that must be called; None if any of them may be."""
+    """Return the name of the tool that must be called; None if any tool may be called."""
     if request.tool_choice is None:
         return None
     names, num_tools = request.tool_choice.names, len(request.tools or [])
@@ -162,9 +162,9 @@ def forces_one_call(request: Request) -> bool:
 
 
 def refuse_unsupported(request: Request, api: str, *names: str) -> None:
-    """Refuse sampling parameters and template arguments that an API lacks: without them the answer would differ.
+    """Refuse sampling parameters and template arguments that an API lacks, because the answer would differ without them.
 
-    `names` lists parameters that this API lacks in addition to those that only (chat) completions APIs have.
+    `names` lists parameters that this API lacks in addition to the parameters that only (chat) completions APIs have.
     """
     neutral_values = {"top_k": (0, -1), "repetition_penalty": (1,)}
     for name in (*names, *_ONLY_COMPLETIONS):
@@ -201,9 +201,9 @@ def build_response(body: object, text: str, usage: Usage, finish_reason: str, **
 
 
 def normalized_calls(calls: Sequence[object]) -> list[JsonObject]:
-    """Return the tool calls of a server in chat form, whatever their ids and arguments look like.
+    """Return the tool calls of a server in chat form; their ids and arguments may have any form.
 
-    Ids are made by servers and do not change what the model called. A missing, null, empty or repeated id is replaced
+    Servers make the ids, which do not change what the model called. A missing, null, empty or repeated id is replaced
     by a new one, because the next request must distinguish the calls; a number becomes a text. Arguments become JSON
     text: an object is encoded, and null means no arguments. A text is not changed, even if it is not JSON; the
     environment then reports the error to the model. Unknown fields are kept.
@@ -263,7 +263,7 @@ def arguments_text(arguments: object) -> str:
 
 
 def finish_reason(hit_limit: bool, tool_calls: object) -> str:
-    """Return the finish reason of an answer; a length limit takes precedence, since it may have cut the tool calls."""
+    """Return the finish reason of an answer; a length limit takes precedence, because it may have cut the tool calls."""
     if hit_limit:
         return "length"
     return "tool_calls" if tool_calls else "stop"

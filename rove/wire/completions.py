@@ -77,7 +77,7 @@ def request_body(request: Request) -> JsonObject:
 def read_response(body: object) -> Response:
     """Return the continuation in a decoded completion as an assistant message.
 
-    Missing usage counts as 0 tokens, a missing text as "". Any finish reason except "length" and those in `UNFINISHED`
+    Missing usage counts as 0 tokens, a missing text as "". Any finish reason except "length" and the reasons in `UNFINISHED`
     counts as "stop".
     """
     try:
@@ -193,7 +193,7 @@ def chunk_with_prompt(chunk: JsonObject, prompt_token_ids: list[int] | None) -> 
 
 
 def first_chunks(head: Head, index: int) -> list[JsonObject]:
-    """Return the first chunks of a choice: none before its text."""
+    """Return the first chunks of a choice: [], because no chunk precedes its text."""
     return []
 
 
@@ -205,7 +205,7 @@ def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs
 def last_chunks(
     head: Head, index: int, response: Response, sent: str, logprobs: Logprobs = None, earlier: Tokens = ()
 ) -> list[JsonObject]:
-    """Return the last chunks of a choice after the text `sent`; `logprobs` are the tokens not sent yet."""
+    """Return the last chunks of a choice after the text `sent`; `logprobs` are the tokens that were not sent yet."""
     choice = _choice(index, unsent_text(response, sent), response.finish_reason, logprobs)
     return [completion_object(head, KIND, [choice])]
 
@@ -231,7 +231,7 @@ def _logprobs(tokens: list[TokenLogprob]) -> JsonObject:
 
 
 def _by_text(tokens: Tokens) -> dict[str, float | None]:
-    """Return log-probabilities by text; of several tokens with the same text, the first and most likely one counts."""
+    """Return log-probabilities by text; if several tokens have the same text, the first and most likely token counts."""
     logprobs: dict[str, float | None] = {}
     for token in tokens:
         logprobs.setdefault(token.token, token.logprob)

@@ -1,6 +1,6 @@
 """The client side of OpenAI's Responses API. Pure functions without network access.
 
-Stateless: every request contains the whole conversation, and the server stores nothing.
+The client is stateless: every request contains the whole conversation, and the server stores nothing.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def request_body(request: Request) -> JsonObject:
     - `response_format` is sent as `text.format`, `logprobs` as `top_logprobs`; `store` is false. `seed`, `prompt_logprobs` and a
       message's `name` are not sent. `sampling_params.extra` takes precedence; None in it removes a field.
     - Encrypted reasoning is not requested, since models without reasoning refuse such a request and OpenAI sends it
-        anyway. For a server that must be asked for it, set `extra={"include": ["reasoning.encrypted_content"]}`.
+      anyway. For a server that sends it only on request, set `extra={"include": ["reasoning.encrypted_content"]}`.
     """
     sampling = request.sampling_params
     refuse_unsupported(request, "OpenAI's Responses API", "stop", "top_k")

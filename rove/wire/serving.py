@@ -28,7 +28,7 @@ IGNORED = frozenset(
 HARMLESS: JsonObject = {"modalities": ["text"], "functions": []}
 """Fields that have no effect if they have these values."""
 ONLY_ENDPOINTS = frozenset(("reasoning_effort",))
-"""Fields that some endpoints use and the embedded engine ignores."""
+"""Fields that some endpoints use but the embedded engine ignores."""
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 StopText = Annotated[str, msgspec.Meta(max_length=1000)]
@@ -78,7 +78,7 @@ class ServingRequest(msgspec.Struct, frozen=True):
     """A parsed HTTP request of any of the APIs."""
 
     model: str
-    """Name of the model; "" if none was given."""
+    """Name of the model; "" if the request does not name one."""
     choices: list[ChoiceRequest]
     """One request for each choice of the answer, in order."""
     n: int = 1
@@ -91,9 +91,9 @@ class ServingRequest(msgspec.Struct, frozen=True):
     echo: bool = False
     """Whether each choice begins with its prompt."""
     prompt_logprobs: bool = False
-    """Whether the log-probabilities of the prompt's tokens are returned."""
+    """Whether to return the log-probabilities of the prompt's tokens."""
     return_token_ids: bool = False
-    """Whether the ids of the prompt's and the sampled tokens are returned."""
+    """Whether to return the ids of the prompt's tokens and of the sampled tokens."""
     is_token_stream: bool = False
     """Whether the pieces of a stream are single tokens, without their text."""
     fields: frozenset[str] = frozenset()
@@ -129,7 +129,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
     token: str
     logprob: float | None
-    """None for the first token of a prompt."""
+    """Log-probability of the token; None for the first token of a prompt."""
     top: Sequence[TokenLogprob] = ()
     id: int = -1
     offset: int = 0
@@ -227,7 +227,7 @@ def check_known(parsed: ServingRequest) -> ServingRequest:
 
 
 def expand_choices(choice: ChoiceRequest, n: int | None) -> list[ChoiceRequest]:
-    """Return `n` requests with consecutive seeds, starting at the given seed or at a random one."""
+    """Return `n` requests with consecutive seeds, starting at the requested seed or at a random seed."""
     request = choice.request
     sampling = request.sampling_params
     # Consecutive, so that the answers of one request differ and are the same when it is repeated.
@@ -270,7 +270,7 @@ def logprobs_content(tokens: Iterable[TokenLogprob]) -> list[JsonObject]:
 def prompt_logprobs_body(tokens: Iterable[TokenLogprob]) -> list[JsonObject | None]:
     """Return a prompt's log-probabilities in vLLM's form: token id → log-probability; null for the first token.
 
-    The rank is null for a token that is not among the requested likeliest ones.
+    The rank is null for a token that is not among the requested likeliest tokens.
     """
     body: list[JsonObject | None] = []
     for token in tokens:

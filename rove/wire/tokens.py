@@ -59,7 +59,7 @@ def response_body(
 
 
 def first_chunks(head: Head, index: int) -> list[JsonObject]:
-    """Return the first chunks of a choice: none before its first token."""
+    """Return the first chunks of a choice: [], because no chunk precedes its first token."""
     return []
 
 
@@ -71,7 +71,7 @@ def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs
 def last_chunks(
     head: Head, index: int, response: Response, sent: str, logprobs: Logprobs = None, earlier: Tokens = ()
 ) -> list[JsonObject]:
-    """Return the last chunk of a choice, with the tokens not sent yet."""
+    """Return the last chunk of a choice, with the tokens that were not sent yet."""
     return [completion_object(head, KIND, [_sampled(index, logprobs or []) | _ended(response)])]
 
 

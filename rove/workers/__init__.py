@@ -1,4 +1,4 @@
-"""Worker processes: run Python code in processes of its own, with time and memory limits, also with another interpreter."""
+"""Worker processes: run Python code in separate processes with time and memory limits, optionally with another interpreter."""
 
 from rove.workers.fork_server import Workers
 from rove.workers.worker import Worker

@@ -37,11 +37,11 @@ from rove.workers.worker import (
 )
 
 CAN_FORK = hasattr(os, "fork") and hasattr(socket, "send_fds")
-"""Windows cannot; workers are new processes there."""
+"""Whether this system can fork. Windows cannot, so workers are new processes there."""
 
 START_TIMEOUT_S = 60.0
 MAX_STATUSES = 10_000
-"""Maximum exit statuses that are stored."""
+"""Maximum number of exit statuses that are stored."""
 INHERITED_VARIABLES = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV"),
     *("SYSTEMROOT", "TEMP", "TMP", "USERPROFILE"),  # Windows
@@ -50,7 +50,8 @@ INHERITED_VARIABLES = (
 PROGRAM = Path(__file__).with_name("fork_server_main.py")
 BOOT = "import sys; del sys.path[0]; import runpy; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""A fork does not copy threads, so thread pools of numerical libraries would hang in workers."""
+"""Variables that limit numerical libraries to one thread: a fork does not copy threads, so their thread pools would hang in
+workers."""
 
 
 class Workers:
@@ -67,11 +68,11 @@ class Workers:
     Args:
         module: file of the module.
         args: arguments of `setup`; JSON must be able to represent them.
-        python: interpreter. Default: this one, with its `sys.path`.
+        python: interpreter. Default: the current interpreter, with its `sys.path`.
         paths: put first on the workers' `sys.path`.
         max_workers: maximum workers that `acquire` hands out at a time. Default: the number of cores, at most 8.
         env: environment variables. Default: `INHERITED_VARIABLES` of this process.
-        memory_bytes: memory that a worker may allocate in addition to what the module takes. Default: no limit.
+        memory_bytes: memory that a worker may allocate in addition to the memory of the loaded module. Default: no limit.
         start_seconds: maximum seconds for loading the module.
         name: name in error messages. Default: the module's name.
     """
@@ -115,7 +116,7 @@ class Workers:
         """Start the fork server and wait until it has loaded the module; `open` and `acquire` do so as well.
 
         Raises:
-            WorkerError: it ended, or took too long.
+            WorkerError: the fork server ended, or took too long.
             RemoteError: the module raised.
         """
         with self._start_lock:
@@ -143,7 +144,7 @@ class Workers:
 
     @property
     def _settings(self) -> JsonObject:
-        """What the program is to load."""
+        """The settings of the program: what it loads."""
         return {
             "paths": self.paths,
             "module": str(self.module),
@@ -210,7 +211,8 @@ class Workers:
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Worker]:
-        """Hold one of at most `max_workers` workers. Unless it is closed, it is reused afterward, in the state it has then.
+        """Wait for one of at most `max_workers` workers and hold it. Afterward it is reused with its current state, unless it
+        was closed.
 
         Raises:
             WorkerError, RemoteError: see `start`.
@@ -225,7 +227,7 @@ class Workers:
                     self._idle.append(worker)
 
     def _take_idle(self, loop: asyncio.AbstractEventLoop) -> Worker | None:
-        """Return an idle worker of this event loop, if there is one. Close those whose event loop has ended."""
+        """Return an idle worker of this event loop, if there is one. Close idle workers whose event loop has ended."""
         for worker in list(self._idle):
             if worker.loop.is_closed():
                 self._idle.remove(worker)

@@ -1,14 +1,14 @@
 """The fork server's program: it loads a module once and forks a process for every worker.
 
-It is run by path and uses only the standard library, so that any interpreter can run it; docs/decisions/workers.md explains
-why workers are forked and exchange JSON. Its sockets:
+The file is run by its path and imports only the standard library, so that any interpreter can run it; docs/decisions/workers.md
+explains why workers are forked and exchange JSON. Its sockets:
 
     control socket, JSON lines    settings (first) · {"fork": n} with the worker's socket · {"kill": n}
                                   ← {"setup_result": …} or {"load_error": error} (first) · {"exited": n, "status": exit status}
     worker's socket, JSON frames  {"id", "call": name, "args": {…}}   ← {"id", "result"} or {"id", "error"}
 
-With the arguments `connect PORT` it is a single worker instead, for systems that cannot fork: it loads the module itself and
-connects to the parent, which has sent a token on stdin. Frames on its socket:
+With the arguments `connect PORT`, the program is a single worker instead, for systems that cannot fork. It loads the module
+itself and connects to the parent, which has sent a token on stdin. Frames on its socket:
 
     ← the token, without a frame · settings (first) · ← {"setup_result": …} or {"load_error": error} · then calls, as above
 """
@@ -166,7 +166,7 @@ class _ForkServer:
         self._kill_orphans()
 
     def _kill_orphans(self) -> None:
-        """Kill processes that ended workers left behind in other process groups: the fork server has inherited them."""
+        """Kill processes in other process groups that ended workers left behind: the fork server has inherited them."""
         with contextlib.suppress(OSError):
             with open(f"/proc/self/task/{os.getpid()}/children") as children:
                 child_pids = set(map(int, children.read().split()))
@@ -194,7 +194,7 @@ def send_frame(connection: socket.socket, body: bytes) -> None:
 
 
 def read_frame(connection: socket.socket) -> Any:
-    """Return the next message, None when the connection is closed."""
+    """Return the next message; None if the connection is closed."""
     head = _read(connection, LENGTH.size)
     body = _read(connection, LENGTH.unpack(head)[0]) if head else None
     return json.loads(body) if body else None
@@ -232,7 +232,7 @@ def _control_process(option: int, value: int) -> None:
 
 
 def limit_memory(additional_bytes: int) -> None:
-    """Make allocations fail that exceed the current size by more than this (Linux only)."""
+    """Limit the memory of this process to `additional_bytes` more than it uses now (Linux only)."""
     try:
         import resource
 

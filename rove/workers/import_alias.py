@@ -1,4 +1,4 @@
-"""The import alias of this process, which its worker processes have to install as well."""
+"""The import alias of this process, which its worker processes must install as well."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ class ImportAlias:
 
     Args:
         setup: "module:function" that installs the alias in a worker process.
-        provided_versions: distributions that need not be installed where the alias is, with the versions that it provides.
+        provided_versions: distributions that the alias replaces, so that they need not be installed, with the versions it
+            provides.
     """
 
     setup: str
@@ -23,11 +24,11 @@ _active: ImportAlias | None = None
 
 
 def active_import_alias() -> ImportAlias | None:
-    """Return the alias that is installed in this process, if any."""
+    """Return the alias that is installed in this process; None if there is none."""
     return _active
 
 
 def set_import_alias(alias: ImportAlias | None) -> None:
-    """Record which alias is installed in this process; None after it has been removed."""
+    """Record which alias is installed in this process; None means that no alias is installed."""
     global _active
     _active = alias

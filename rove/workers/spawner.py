@@ -27,7 +27,7 @@ POLL_S = 0.05
 
 
 class Spawner:
-    """Starts worker processes of one module; it has the methods of `_ForkServer`.
+    """Starts worker processes of one module; has the same methods as `_ForkServer`.
 
     Args:
         settings: what the program loads; see `rove.workers.fork_server_main`.
@@ -57,7 +57,7 @@ class Spawner:
         return setup_result
 
     def connect(self, number: int) -> socket.socket:
-        """Start the worker with this number and return the connection to it; this waits until it has loaded the module."""
+        """Start the worker with this number, wait until it has loaded the module, and return the connection to it."""
         with self._lock:
             first, self._first = self._first, None
         if first is None:
@@ -130,7 +130,7 @@ class Spawner:
     def _accept(
         self, listener: socket.socket, process: subprocess.Popen[bytes], token: str, deadline: float
     ) -> socket.socket:
-        """Wait for the connection that begins with the token: any program of this machine can connect to the port."""
+        """Wait for the connection that begins with the token, because any program on this machine can connect to the port."""
         listener.settimeout(POLL_S)
         while time.monotonic() < deadline:
             try:

@@ -16,9 +16,9 @@ from rove.core.plain import JsonObject, JsonValue
 
 LENGTH = struct.Struct("<I")
 EXIT_STATUS_TIMEOUT_S = 2.0
-"""Maximum wait for the exit status of a worker whose connection is closed."""
+"""Maximum seconds to wait for the exit status of a worker whose connection is closed."""
 MAX_OUTPUT_LINES, MAX_LINE_CHARS = 20, 400
-"""Output of the workers that is stored for error messages: the last lines, each up to this length."""
+"""Limits of the workers' output that is stored for error messages: the number of last lines, and the characters per line."""
 MAX_QUOTED_CHARS = 100
 """Maximum characters of a call that an error message quotes."""
 
@@ -27,13 +27,13 @@ CallHandler = Callable[[str, JsonObject], Awaitable[JsonValue]]
 
 
 class Worker:
-    """A worker process at the other end of a socket, created by `Workers`. It belongs to the event loop it was created in.
+    """A worker process at the other end of a socket, created by `Workers`. It belongs to the event loop in which it was created.
 
     Args:
         connection: our end of the socket.
-        kill: kills the process; called when a call times out or is canceled, and when the worker is closed.
-        exit_report: describes how the process ended and what it printed last, once it has ended.
-        handler: handles calls that the worker makes. Default: such calls are refused.
+        kill: function that kills the process; it is called when a call times out or is canceled, and when the worker is closed.
+        exit_report: function that describes how the process ended and what it printed last; called after the process has ended.
+        handler: function that handles calls that the worker makes. Default: such calls are refused.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Worker:
             raise
 
     async def request(self, name: str, /, **args: Any) -> JsonValue:
-        """Like `call`, for workers that answer calls concurrently: canceling one leaves the process running."""
+        """Like `call`, for workers that answer calls concurrently: canceling a call leaves the process running."""
         self._last_id += 1
         call_id, result = self._last_id, self.loop.create_future()
         self._pending[call_id] = result

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiers import each_row
+from tiers import each_row, first_quick
 
 import rove as vf
 from rove.audit.baseline import Baseline, measure_baseline
@@ -97,20 +97,27 @@ async def test_the_form_of_the_answer_and_chance_are_found() -> None:
 
 @pytest.mark.parametrize(
     ("grade", "severities"),
-    [
-        (exact, []),
-        (lambda completion, answer: answer in text(completion), [Severity.HIGH]),  # every answer at once
-        (lambda completion, answer: parsed(completion) in ("", answer), [Severity.HIGH]),  # an empty answer
-        (lambda completion, answer: not abs(number(completion) - float(answer)) > 0.5, [Severity.HIGH]),  # "nan"
-        (lambda completion, answer: parsed(completion).isdigit(), [Severity.MEDIUM]),  # every answer of another row
-        (
-            lambda completion, answer: 0.9 * parsed(completion).isdigit() + 0.1 * exact(completion, answer),
-            [Severity.HIGH],
-        ),
-        (lambda completion, answer: abs(number(completion) - float(answer)) < 250, []),  # some answers of other rows
-        (lambda completion, answer: exact(completion, answer) - 0.001 * len(text(completion)), []),
-        (lambda completion, answer: exact(completion, answer) if parsed(completion).isdigit() else -5, []),
-    ],
+    first_quick(
+        [
+            (exact, []),
+            (lambda completion, answer: answer in text(completion), [Severity.HIGH]),  # every answer at once
+            (lambda completion, answer: parsed(completion) in ("", answer), [Severity.HIGH]),  # an empty answer
+            (lambda completion, answer: not abs(number(completion) - float(answer)) > 0.5, [Severity.HIGH]),  # "nan"
+            (lambda completion, answer: parsed(completion).isdigit(), [Severity.MEDIUM]),  # every answer of another row
+            (
+                lambda completion, answer: 0.9 * parsed(completion).isdigit() + 0.1 * exact(completion, answer),
+                [Severity.HIGH],
+            ),
+            (
+                lambda completion, answer: abs(number(completion) - float(answer)) < 250,
+                [],
+            ),  # some answers of other rows
+            (lambda completion, answer: exact(completion, answer) - 0.001 * len(text(completion)), []),
+            (lambda completion, answer: exact(completion, answer) if parsed(completion).isdigit() else -5, []),
+        ],
+        2,
+        broad=None,
+    ),
 )
 async def test_blind_replies(grade: Any, severities: list[Severity]) -> None:
     reported_findings = await findings(check_blind_replies, sums(grade))
@@ -132,7 +139,7 @@ async def test_hedging(grade: Any, is_found: bool) -> None:
 
 
 @pytest.mark.parametrize("check", [check_hedging, check_monotonicity, check_own_answer])
-@pytest.mark.parametrize("scorer", [scorers.numeric, scorers.exact])
+@pytest.mark.parametrize("scorer", first_quick([scorers.numeric, scorers.exact]))
 async def test_the_scorers_of_rove_have_no_defect(check: Any, scorer: Any) -> None:
     assert await findings(check, sums(scorer)) == []
 
@@ -166,11 +173,17 @@ async def test_length(grade: Any, is_found: bool) -> None:
 
 @pytest.mark.parametrize(
     ("grade", "is_found"),
-    [
-        (exact, False),
-        (lambda completion, answer: exact(completion, answer) or float(parsed(completion) or 0) == float("inf"), True),
-        (lambda completion, answer: float("nan") if "nan" in text(completion) else exact(completion, answer), True),
-    ],
+    first_quick(
+        [
+            (
+                lambda completion, answer: exact(completion, answer) or float(parsed(completion) or 0) == float("inf"),
+                True,
+            ),
+            (exact, False),
+            (lambda completion, answer: float("nan") if "nan" in text(completion) else exact(completion, answer), True),
+        ],
+        broad=None,
+    ),
 )
 async def test_robustness(grade: Any, is_found: bool) -> None:
     assert len(await findings(check_robustness, sums(grade))) == is_found
@@ -273,7 +286,7 @@ async def test_statistics() -> None:
     assert ["the weights add up to 1.000" in weight_finding.text for weight_finding in half] == [True]
 
 
-@pytest.mark.parametrize("has_others", [False, True])
+@pytest.mark.parametrize("has_others", first_quick([False, True]))
 async def test_the_examples_of_the_prompt_as_an_answer(has_others: bool) -> None:
     """Rules of the form "in -> out" are tested on the pairs of the prompt, or on others too."""
 
@@ -295,6 +308,7 @@ async def test_the_examples_of_the_prompt_as_an_answer(has_others: bool) -> None
     assert ["pairs of the prompt" in finding.text for finding in reported_findings] == [True] * (not has_others)
 
 
+@pytest.mark.broad
 async def test_search() -> None:
     """A reply that pays only if it is long enough and has an unusual word: no fixed reply finds it."""
 
@@ -329,7 +343,7 @@ class Door(vf.MultiTurnEnv):
         return f"Wrong. Not {state['answer']}?" if self.tells else "Wrong."
 
 
-@pytest.mark.parametrize("is_found", [False, True])
+@pytest.mark.parametrize("is_found", first_quick([True, False]))
 async def test_blind_games(is_found: bool) -> None:
     reported_findings = await findings(check_blind_games, Door(pays_knocks=is_found))
     assert [finding.id for finding in reported_findings] == ["blind-game"] * is_found
@@ -369,7 +383,7 @@ class Parcel(vf.MultiTurnEnv):
         return "Go on."
 
 
-@pytest.mark.parametrize("is_found", [False, True])
+@pytest.mark.parametrize("is_found", first_quick([True, False]))
 async def test_actions_that_are_paid_each_time(is_found: bool) -> None:
     reported_findings = await findings(check_repeated_actions, Parcel(pays_each_time=is_found))
     assert [(finding.id, "'<answer>drop</answer>'" in finding.text) for finding in reported_findings] == [

@@ -107,20 +107,29 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return in_this_process(tmp_path, monkeypatch, capsys)
 
 
-def test_the_command(rove: Rove) -> None:
-    options = ("--only", "blind-reply", "-n", "20")
-    done = rove("audit", "--compare", "v1/sums", "v2/sums", *options, "-o", "fix.md", "-o", "fix.json")
-    assert done.status == 0, done.out + done.err
-    assert "closed" in done.out and "right answer" in done.out
-    assert max(map(len, done.out.splitlines())) <= 100
-    assert json.loads(Path("fix.json").read_text())["changes"][0]["status"] == "closed"
+def test_stored_reports_are_compared_by_the_command(rove: Rove) -> None:
     Path("old.json").write_bytes(msgspec.json.encode(json_report(report(found("blind-reply")))))
     Path("fixed.json").write_bytes(msgspec.json.encode(json_report(report())))
     back = rove("audit", "--compare", "fixed.json", "old.json", "--json")
     assert (back.status, json.loads(back.out)["worst_new"]) == (1, "high")
+    fix = rove("audit", "--compare", "old.json", "fixed.json", "-o", "fix.md", "-o", "fix.json")
+    assert fix.status == 0, fix.out + fix.err
+    assert "closed" in fix.out and "right answer" in fix.out
+    assert max(map(len, fix.out.splitlines())) <= 100
+    assert json.loads(Path("fix.json").read_text())["changes"][0]["status"] == "closed"
+    wrong = rove("audit", "--compare", "old.json", "old.json", "-o", "fix.xml")
+    assert (wrong.status, "ends in .md or .json" in wrong.err) == (2, True)
+
+
+@pytest.mark.slow
+def test_two_versions_are_audited_and_compared(rove: Rove) -> None:
+    options = ("--only", "blind-reply", "-n", "20")
+    done = rove("audit", "--compare", "v1/sums", "v2/sums", *options, "-o", "fix.json")
+    assert done.status == 0, done.out + done.err
+    assert "closed" in done.out and "right answer" in done.out
+    assert json.loads(Path("fix.json").read_text())["changes"][0]["status"] == "closed"
+    Path("old.json").write_bytes(msgspec.json.encode(json_report(report(found("blind-reply")))))
     Path("v2/sums/sums.py").write_text("raise ValueError('broken')")
     assert rove("audit", "--compare", "old.json", "v2/sums", *options).status == 1
     neither = rove("audit", "--compare", "v2/sums", "v2/sums", *options)
     assert (neither.status, "neither version works" in neither.err) == (2, True)
-    wrong = rove("audit", "--compare", "old.json", "old.json", "-o", "fix.xml")
-    assert (wrong.status, "ends in .md or .json" in wrong.err) == (2, True)

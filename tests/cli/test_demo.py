@@ -19,7 +19,8 @@ from rich.console import Console
 
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
-from rove.stages.pipeline import Pipeline, Row
+from rove.runs.train_folder import ResultRow
+from rove.stages.pipeline import Pipeline
 from rove.stages.recipe import find_recipe, load_recipe
 from rove.stages.reporter import SilentReporter
 from rove.train.worker_group import SINGLE_PROCESS
@@ -187,7 +188,7 @@ def test_answers_of_failed_rollouts_are_excluded(tmp_path: Path) -> None:
     recipe = load_recipe("quick")
     complete = recipe.complete("short_sentences", tmp_path, model="models/some")
     demo = Pipeline(msgspec.structs.replace(complete, answers=2), SilentReporter(), SINGLE_PROCESS)
-    demo.rows = [Row("base", "models/some", {}), Row("+ RL", "models/new", {})]
+    demo.rows = [ResultRow("base", "models/some", {}), ResultRow("+ RL", "models/new", {})]
     for index, row in enumerate(demo.rows):
         answered = record(1, completion=[{"role": "assistant", "content": f"answer of {row.name}"}])
         made_run(demo.eval_folder(row.name, ""), [record(0, win=None if index else 1.0), answered])

@@ -107,7 +107,7 @@ def test_the_settings_of_the_demo_pass(rove: Rove, model: Path, stage: int):
     assert set(statuses(done.out).values()) == {"ok", "skipped"}
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_the_settings_of_the_demo_fail_for_an_untrained_model(rove: Rove, model: Path):
     done = rove("doctor", write_demo_settings(model), "--groups", "2")
     assert done.status == 1

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from commands import KEYS, Rove, environment, in_this_process
+from tiers import some_broad
 
 HOSTILE_ENV = r"""
 import rove as vf
@@ -102,14 +103,13 @@ COMMANDS = (
     "init my-task",
 )
 ENCODINGS = {
+    "C locale": ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, SHORT),
     "ascii": ({"PYTHONIOENCODING": "ascii"}, COMMANDS),
     "latin-1": ({"PYTHONIOENCODING": "latin-1"}, SHORT),
-    "C locale": ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, SHORT),
 }
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize(("variables", "commands"), ENCODINGS.values(), ids=ENCODINGS)
+@pytest.mark.parametrize(("variables", "commands"), some_broad(ENCODINGS.values(), 3), ids=ENCODINGS)
 def test_no_command_fails_on_a_terminal_that_is_not_utf8(
     variables: dict[str, str], commands: tuple[str, ...], tmp_path: Path
 ):

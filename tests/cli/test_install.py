@@ -59,7 +59,7 @@ def test_control_characters_and_markup_of_descriptions_have_no_effect(rove: Rove
     assert "\x1b" not in out and "\x07" not in out and "\u202e" not in out and "[bold]" in out
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_suggested_commands_repeat_the_hub_option(rove: Rove, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ROVE_HUB")
     flag = ("--hub", str(hub))

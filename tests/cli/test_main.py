@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner
 from commands import Rove, environment, in_this_process, lines
 from fault_endpoint import FaultEndpoint, last_text
+from tiers import first_quick
 
 from rove.cli.main import GC_THRESHOLDS, cli
 from rove.envs.dataset import example_key
@@ -377,8 +378,8 @@ def test_text_like_markup_is_printed_literally(rove: Rove, tmp_path: Path):
     ("kind", "rows", "tools"),
     [
         ("", (100, 100), set()),
-        ("--multi-turn", (80, 20), set()),
-        ("--tools", (100, 100), {"price_calls", "multiply_calls"}),
+        pytest.param("--multi-turn", (80, 20), set(), marks=pytest.mark.broad),
+        pytest.param("--tools", (100, 100), {"price_calls", "multiply_calls"}, marks=pytest.mark.broad),
         pytest.param("--mcp", (100, 100), {"find_calls"}, marks=pytest.mark.broad),
     ],
 )
@@ -407,7 +408,7 @@ def test_a_new_environment_works_immediately(rove: Rove, kind: str, rows: tuple[
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("kind", ["", "--multi-turn", "--tools", "--mcp"])
+@pytest.mark.parametrize("kind", first_quick(["", "--multi-turn", "--tools", "--mcp"], broad=0))
 def test_a_new_environment_has_tests_that_pass(rove: Rove, kind: str):
     assert rove("init", "my-task", *[kind][: len(kind)]).status == 0
     # The settings of the repository around the package do not apply to its tests.
@@ -553,7 +554,7 @@ def test_a_failed_start_leaves_no_run_folder(rove: Rove, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "arch", ["llama", *[pytest.param(arch, marks=pytest.mark.broad) for arch in ("qwen3", "lfm2")]]
+    "arch", ["llama", pytest.param("lfm2", marks=pytest.mark.broad), pytest.param("qwen3", marks=pytest.mark.slow)]
 )
 def test_a_new_model_produces_valid_rollouts_without_wins(rove: Rove, arch: str):
     created = rove("model", "new", "--env", "tictactoe", "--arch", arch, "--games", "20", "-o", "models/mine", "--json")

@@ -244,6 +244,7 @@ def test_text_output_is_one_table(rove: Rove):
     assert max(map(len, done.out.splitlines())) <= 200
 
 
+@pytest.mark.broad
 def test_flags_apply_to_all_evaluations_and_override_their_settings(rove: Rove):
     suite(MANY)
     printed_settings = settings_of(rove("eval", "--dry-run", "-T", "1.5", "@", "suite.toml", "--num_examples", "1"))
@@ -313,6 +314,7 @@ def test_errors_name_their_table_before_anything_is_run(rove: Rove, text: str, m
     assert not Path("runs").exists()
 
 
+@pytest.mark.broad
 def test_unsaved_evaluations_cannot_share_a_folder(rove: Rove):
     suite("[sweep]\nnum_examples = [1, 2]")
     rows = json.loads(rove("eval", *GAME[:3], "-r", "1", "@", "suite.toml", "--no-save", "--json").out)
@@ -365,6 +367,7 @@ model = "scripted:knows"
     assert repeated.out.count(" stopped│") == 3
 
 
+@pytest.mark.broad
 def test_an_evaluation_without_scored_rollouts_is_a_failure(rove: Rove, tmp_path: Path):
     environment(tmp_path / "environments", "fragile", FRAGILE)
     suite('env = "fragile"\n[sweep]\nmodel = ["scripted:fails", "scripted:knows"]')

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
+import sys
 import tomllib
 from pathlib import Path
 
@@ -12,11 +15,13 @@ import pytest
 import tomli_w
 from commands import Rove, contents, environment, in_this_process
 
+from rove.cli.main import main
 from rove.core.config import convert
 from rove.runs.run import Run
+from rove.runs.train_folder import ResultRow
 from rove.stages.completion import read_completion, write_completion
 from rove.stages.diagnoser import Diagnoser
-from rove.stages.pipeline import Pipeline, Row
+from rove.stages.pipeline import Pipeline
 from rove.stages.recipe import Recipe, RecipeFile
 from rove.stages.reporter import ConsoleReporter, SilentReporter
 from rove.stages.results import Diagnosis
@@ -57,18 +62,25 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return in_this_process(tmp_path, monkeypatch, capsys)
 
 
-DRY_RUNS: list[Path] = []
-"""The folder of a dry run, from which tests copy theirs: measuring the policies takes longer than most tests."""
+@pytest.fixture(scope="module")
+def first_dry_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder and the output of `rove train parity --dry-run`, which measures the policies and the machine for seconds."""
+    folder = tmp_path_factory.mktemp("dry_run")
+    environment(folder / "environments", "parity", PARITY)
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["rove", "train", "parity", "--dry-run", "--run-dir", "mine"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code == 0
+    return folder / "mine", output.getvalue()
 
 
 @pytest.fixture
-def dry_run(rove: Rove, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder "mine" with the recipe that `rove train parity --dry-run` writes."""
-    if DRY_RUNS:
-        return shutil.copytree(DRY_RUNS[0], Path("mine"))
-    assert rove("train", "parity", "--dry-run", "--run-dir", "mine").status == 0
-    DRY_RUNS.append(shutil.copytree("mine", tmp_path_factory.mktemp("dry_run") / "mine"))
-    return Path("mine")
+def dry_run(rove: Rove, first_dry_run: tuple[Path, str]) -> Path:
+    """A copy of the folder "mine" with the recipe that `rove train parity --dry-run` writes."""
+    return shutil.copytree(first_dry_run[0], Path("mine"))
 
 
 def small(recipe: Path) -> Path:
@@ -91,32 +103,57 @@ def recipe_in(folder: Path) -> Recipe:
     return convert(RecipeFile, values).complete("parity", folder)
 
 
-def test_a_dry_run_writes_and_prints_the_recipe(rove: Rove) -> None:
-    done = rove("train", "parity", "--dry-run")
-    assert done.status == 0
-    recipe = Path("runs/train-parity-seed0/recipe.toml")
-    assert recipe.read_text() in done.out
-    assert "# Estimate on this machine with its present load: SFT " in done.out
-    values = tomllib.loads(recipe.read_text())
+def test_a_dry_run_prints_the_diagnoses_of_the_environment(rove: Rove, dry_run: Path) -> None:
+    evidence = json.loads((dry_run / "evidence.json").read_text())
+    evidence["diagnoses"] = [{"id": "hidden_state", "text": "the policy sees more than the model"}]
+    (dry_run / "evidence.json").write_text(json.dumps(evidence))
+    done = rove("train", "parity", "--dry-run", "--run-dir", str(dry_run), "--json")
+    assert "diagnosis of examine: hidden_state: the policy sees more than the model." in " ".join(done.err.split())
+    assert json.loads(done.out)["diagnoses"][0]["id"] == "hidden_state"
+
+
+def test_the_folder_of_a_single_run_is_refused(rove: Rove, tmp_path: Path) -> None:
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "config.toml").write_text('kind = "eval"\n')
+    done = rove("train", "parity", "--dry-run", "--run-dir", "again")
+    assert done.status == 2 and "again is the folder of a single run" in " ".join(done.err.split())
+    assert [path.name for path in (tmp_path / "again").iterdir()] == ["config.toml"]
+
+
+def test_a_dry_run_writes_and_prints_the_recipe(first_dry_run: tuple[Path, str]) -> None:
+    folder, output = first_dry_run
+    recipe = (folder / "recipe.toml").read_text()
+    assert recipe in output
+    assert "# Estimate on this machine with its present load: SFT " in output
+    values = tomllib.loads(recipe)
     assert values["references"] == ["scripted:guesser", "scripted:right"]
     assert values["data"]["model"] == "scripted:right"
-    assert "rollouts of scripted:right" in done.out and "of memory" in done.out  # in the table of stages
-    estimate = json.loads(rove("train", "parity", "--dry-run", "--json").out)["estimate"]
-    assert estimate["rl_steps"] == values["rl"][0]["steps"]
+    assert "rollouts of scripted:right" in output and "of memory" in output  # in the table of stages
+
+
+@pytest.mark.slow
+def test_a_dry_run_shows_an_edited_or_a_given_recipe(rove: Rove, dry_run: Path) -> None:
+    recipe = dry_run / "recipe.toml"
+    values = tomllib.loads(recipe.read_text())
     recipe.write_text(recipe.read_text().replace("T = 1", "T is 1"))
-    second_run = rove("train", "parity", "--dry-run", "--json")
+    second_run = rove("train", "parity", "--dry-run", "--run-dir", "mine", "--json")
     assert "T is 1" in second_run.err  # an edited recipe is not replaced
     assert json.loads(second_run.out)["estimate"]["rl_steps"] == values["rl"][0]["steps"]
-    planned = train_model("parity", dry_run=True, reporter=SilentReporter())
+    planned = train_model("parity", run_dir="mine", dry_run=True, reporter=SilentReporter())
     assert (planned.rows, planned.recipe.rl[0].config.steps) == ([], values["rl"][0]["steps"])
     copy = recipe.with_name("copy.toml")
     copy.write_text(tomli_w.dumps(values | {"rl": [values["rl"][0] | {"steps": 7}]}))
     given_run = rove("train", "parity", "--recipe", str(copy), "--run-dir", "given", "--dry-run", "--json")
     assert json.loads(given_run.out)["estimate"]["rl_steps"] == 7
     assert not Path("given").exists()
-    copy.write_text(tomli_w.dumps(values | {"rl": []}))
-    without = rove("train", "parity", "--recipe", str(copy), "--run-dir", "given", "--dry-run")
+
+
+def test_a_dry_run_without_an_rl_stage_has_no_estimate(rove: Rove, dry_run: Path) -> None:
+    values = tomllib.loads((dry_run / "recipe.toml").read_text())
+    Path("copy.toml").write_text(tomli_w.dumps(values | {"rl": []}))
+    without = rove("train", "parity", "--recipe", "copy.toml", "--run-dir", "given", "--dry-run")
     assert without.status == 0 and "maximum time" not in without.out  # an estimate needs exactly one RL stage
+    assert not Path("given").exists()
 
 
 def test_a_dry_run_of_a_demo_recipe_shows_the_defaults_of_missing_settings(rove: Rove) -> None:
@@ -126,6 +163,7 @@ def test_a_dry_run_of_a_demo_recipe_shows_the_defaults_of_missing_settings(rove:
     assert "maximum time" not in done.out and "per row and condition" in done.out
 
 
+@pytest.mark.broad
 def test_a_dry_run_of_a_changed_environment_writes_the_recipe_again(rove: Rove) -> None:
     words = ("train", "parity", "--dry-run", "--run-dir", "dry")
     assert "new recipe dry" in rove(*words).out
@@ -214,6 +252,7 @@ def test_the_table_reports_other_rollouts_than_those_that_chose_the_weights(
         assert {record.example_id for record in table.rollouts()} == set(range(20, 60))
 
 
+@pytest.mark.slow
 def test_a_recipe_whose_table_uses_the_selecting_examples_says_so(rove: Rove, dry_run: Path) -> None:
     values = tomllib.loads((dry_run / "recipe.toml").read_text())
     values["evaluation"] |= {"env_args": values["rl"][0]["evaluation"][0]["env_args"], "seed": 0}
@@ -222,6 +261,7 @@ def test_a_recipe_whose_table_uses_the_selecting_examples_says_so(rove: Rove, dr
     assert "warning: rl1: the results table uses examples that also chose the weights" in done.out
 
 
+@pytest.mark.slow
 def test_a_recipe_of_an_earlier_version_whose_seeds_share_questions_says_so(rove: Rove, dry_run: Path) -> None:
     environment(Path("environments"), "small_space", PARITY.replace("randrange(10**6)", "randrange(20)"))
     copy = Path("copy.toml")
@@ -240,9 +280,9 @@ def complete_run(folder: Path) -> None:
             run.finish({"steps": 3})
         (folder / name / "final").mkdir()
     summary = {"reward": {"mean": 0.25, "low": 0.2, "high": 0.3}, "functions": {}}
-    rows = [Row("base", str(folder / "model"), {"sampled": summary, "greedy": summary})]
+    rows = [ResultRow("base", str(folder / "model"), {"sampled": summary, "greedy": summary})]
     (folder / "results.json").write_bytes(msgspec.json.encode(rows))
-    write_completion(recipe, ["sft: a note about the table"])
+    write_completion(recipe, ["sft: a note about the table"], "took 1.0 minutes")
 
 
 def test_a_complete_run_shows_its_table_without_repeating_a_stage(rove: Rove, dry_run: Path) -> None:
@@ -276,6 +316,7 @@ def test_a_complete_run_without_its_model_is_not_shown_as_complete(dry_run: Path
     assert read_completion(recipe_in(dry_run)) is None
 
 
+@pytest.mark.broad
 def test_a_file_of_questions_keeps_some_for_evaluation(rove: Rove) -> None:
     assert "no file 'missing.jsonl'; an environment that ends in" in rove("train", "missing.jsonl", "--dry-run").err
     rows = [{"question": f"{n} + 1?", "answer": n + 1} for n in range(50)]
@@ -290,6 +331,7 @@ def test_a_file_of_questions_keeps_some_for_evaluation(rove: Rove) -> None:
     assert values["data"]["num_examples"] == 45
 
 
+@pytest.mark.slow
 def test_the_dry_run_counts_repeated_questions_and_says_how_rows_are_held_out(rove: Rove) -> None:
     rows = [{"question": f"{n % 40} + 1?", "answer": n % 40 + 1} for n in range(50)]
     Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -301,6 +343,7 @@ def test_the_dry_run_counts_repeated_questions_and_says_how_rows_are_held_out(ro
     )
 
 
+@pytest.mark.slow
 def test_a_folder_with_questions_held_out_by_position_is_not_continued(rove: Rove) -> None:
     rows = [{"question": f"{n} + 1?", "answer": n + 1} for n in range(20)]
     Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -331,13 +374,19 @@ def test_an_environment_that_cannot_teach_is_refused_before_training(rove: Rove)
 
 
 def test_a_folder_keeps_the_request_that_its_recipe_was_made_for(rove: Rove, dry_run: Path) -> None:
-    words = ("train", "parity", "--dry-run", "--run-dir", str(dry_run))
-    done = rove(*words, "-a", '{"num_examples": 20}')
+    done = rove("train", "parity", "--dry-run", "--run-dir", str(dry_run), "-a", '{"num_examples": 20}')
     assert done.status == 2
     assert "was made with env_args = {}, but env_args is {'num_examples': 20} now; give another run_dir" in done.err
-    assert rove("train", "parity", "--dry-run", "-a", '{"num_examples": 20}').status == 0  # its default folder differs
 
 
+@pytest.mark.slow
+def test_other_arguments_have_another_default_folder(rove: Rove) -> None:
+    assert rove("train", "parity", "--dry-run").status == 0
+    assert rove("train", "parity", "--dry-run", "-a", '{"num_examples": 20}').status == 0
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+@pytest.mark.slow
 def test_a_recipe_names_the_folder_of_its_environment(rove: Rove) -> None:
     Path("environments").rename("elsewhere")
     assert "give that folder with --env-dir" in rove("train", "parity", "--dry-run").err
@@ -370,7 +419,29 @@ def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
     diagnoser.after_step(folder / "rl1", {"step": 11, "eval/sampled/reward/mean": 0.5}, 99)
     assert no_progress in diagnoser.diagnoses
     diagnoser.after_step(folder / "rl1", {"step": 12, "eval/sampled/reward/mean": 0.9}, 99)
-    assert [diagnosis.id for diagnosis in diagnoser.diagnoses] == ["saturated"]
+    assert diagnoser.diagnoses == []  # more was left to learn
+
+
+@pytest.mark.parametrize(("best_step", "expected"), [(10, []), (40, ["drift"])])
+def test_drift_is_withdrawn_if_the_kept_weights_are_from_before_it(
+    dry_run: Path, best_step: int, expected: list[str]
+) -> None:
+    stage = dry_run / "rl1"
+    stage.mkdir()
+    diagnoser = Diagnoser(Pipeline(recipe_in(dry_run), ConsoleReporter(), SINGLE_PROCESS))
+    rows = [
+        {"step": step, "eval/sampled/reward/mean": 0.9, "eval/sampled/length/mean": length}
+        for step, length in enumerate([10.0, 10.5, 20.0, 22.0, 24.0])
+    ]
+    rows = [{**row, "step": 10 * row["step"]} for row in rows]
+    for number, row in enumerate(rows, start=1):
+        (stage / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows[:number]))
+        diagnoser.after_step(stage, row, 99)
+    assert [diagnosis.id for diagnosis in diagnoser.diagnoses] == ["drift"]
+    best = {"metric": "eval/sampled/reward/mean", "value": 0.9, "step": best_step}
+    (stage / "summary.json").write_text(json.dumps({"steps": 40, "best": best}))
+    diagnoser.after_stage(stage)
+    assert [diagnosis.id for diagnosis in diagnoser.diagnoses] == expected
 
 
 @pytest.mark.parametrize("best_step", [0, 10])

@@ -17,6 +17,7 @@ import pytest
 from commands import Rove, contents, environment, in_this_process, lines
 from flat_settings import with_tables
 from rich.console import Console
+from tiers import some_broad
 
 from rove.cli.rl import print_rl
 from rove.core.config import convert
@@ -98,7 +99,7 @@ def test_an_adapter_is_trained_evaluated_merged_and_trained_further(rove: Rove, 
     assert "  model: was 'folder#" in rove(*words).err  # the model below the adapter has changed
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_merge_refuses_other_folders_and_overwrites_nothing(rove: Rove, inputs: Path):
     assert rove(*sft(inputs, "--lora.rank", "2", "--run-dir", "runs/sft")).status == 0
     assert "did you mean runs/sft/final?" in rove("model", "merge", "runs/sft", "-o", "merged").err
@@ -147,7 +148,7 @@ def test_sft_writes_a_model_a_summary_and_curves(rove: Rove, inputs: Path):
     assert rove("eval", "tictactoe", "-m", str(final), "-n", "1", "-r", "1", "-t", "4", "--no-save").status == 0
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_sft_compares_its_model_with_the_scripted_policies(rove: Rove, inputs: Path):
     done = rove(*sft(inputs, "--final-eval-rollouts", "4", "--run-dir", "runs/mine"))
     assert done.status == 0, done.err
@@ -187,8 +188,7 @@ def test_rl_writes_a_model_a_summary_and_curves(rove: Rove, inputs: Path):
         assert rove("eval", "tictactoe", "-m", str(model), "-n", "1", "-r", "1", "-t", "4", "--no-save").status == 0
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("command", [sft, rl])
+@pytest.mark.parametrize("command", some_broad([sft, rl], 2))
 def test_a_complete_run_is_not_trained_again(rove: Rove, inputs: Path, command):
     words = command(inputs, "--run-dir", "runs/mine")
     first = rove(*words)
@@ -207,7 +207,7 @@ def test_a_complete_run_is_not_trained_again(rove: Rove, inputs: Path, command):
     assert contents_after[final][1] == contents_before[final][1]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_another_setting_in_the_same_folder_is_refused_except_checkpoint_retention(rove: Rove, inputs: Path):
     assert rove(*rl(inputs, "--run-dir", "runs/mine")).status == 0
     contents_before = contents(Path("runs/mine"))
@@ -227,7 +227,7 @@ every = 100
 """
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_sft_warns_about_evaluation_on_training_data(rove: Rove, inputs: Path):
     Path("measured.toml").write_text(EVALUATION_TABLE)
     assert (
@@ -241,7 +241,7 @@ def test_sft_warns_about_evaluation_on_training_data(rove: Rove, inputs: Path):
     assert "also trained on" not in held_out.out
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_rl_warns_once_and_about_evaluation_on_training_data(rove: Rove, inputs: Path):
     Path("environments").mkdir()
     Path("environments/same.py").write_text(EQUAL_ROWS_ENV)
@@ -258,7 +258,7 @@ def test_rl_warns_once_and_about_evaluation_on_training_data(rove: Rove, inputs:
     assert "warning" not in continued.out
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_rl_warns_when_max_tokens_fills_the_context(rove: Rove, inputs: Path):
     config = json.loads((inputs / "model/config.json").read_text())
     context = config["max_position_embeddings"]
@@ -280,7 +280,7 @@ def load_environment():
 """
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_sft_does_not_resume_on_other_data(rove: Rove, inputs: Path):
     play = ("eval", "tictactoe", "-m", "scripted:teacher", "-r", "1", "--run-dir", "games")
     words = ["sft", "--data", "games", *sft(inputs)[3:], "--run-dir", "runs/mine"]
@@ -353,7 +353,7 @@ every = 1
 """
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_rl_evaluates_and_warns_and_rove_eval_gives_the_same_reward(rove: Rove, inputs: Path):
     Path("watched.toml").write_text(EVALUATION_AND_ALERTS)
     done = rove(*rl(inputs, "@", "watched.toml", "--run-dir", "runs/mine"))
@@ -388,7 +388,7 @@ def test_rl_evaluates_and_warns_and_rove_eval_gives_the_same_reward(rove: Rove, 
     assert rove("compare", *steps).status == 0
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_sft_evaluates_in_an_environment(rove: Rove, inputs: Path):
     Path("watched.toml").write_text(
         EVALUATION_AND_ALERTS.replace("curriculum.shuffle = true", "").replace("show_every = 1", "")
@@ -478,7 +478,7 @@ def test_a_run_with_only_zero_advantage_groups_is_reported(tmp_path: Path):
     assert "nothing was learned: in every step all groups had zero advantage" in out.getvalue()
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_set_aside_with_a_warning(rove: Rove, inputs: Path):
     words = rl(inputs, "--run-dir", "runs/rl")
     assert rove(*words).status == 0
@@ -492,7 +492,7 @@ def test_a_damaged_checkpoint_is_set_aside_with_a_warning(rove: Rove, inputs: Pa
     assert len(Run("runs/rl").metrics()) == 2
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_without_an_intact_checkpoint_training_ends_with_an_error(rove: Rove, inputs: Path):
     words = sft(inputs, "--run-dir", "runs/sft")
     assert rove(*words).status == 0

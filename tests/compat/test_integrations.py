@@ -35,13 +35,13 @@ def recorded(name: str, library: str) -> Any:
     return recording["told"]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @needs_library("reasoning_gym", "rove[reasoning-gym]")
 def test_reasoning_gym_matches_v0() -> None:
     assert json.loads(json.dumps(compat_integrations.reasoning(vf))) == recorded("reasoning_gym", "reasoning-gym")
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @needs_library("nltk", "nltk")
 @needs_library("textarena", "rove[textarena]")
 def test_text_arena_matches_v0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

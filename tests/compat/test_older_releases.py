@@ -78,7 +78,7 @@ def load_environment():
 """
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_an_open_requirement_gets_the_math_rubric_of_the_recognized_release(tmp_path: Path) -> None:
     folder = tmp_path / "ask_math"
     folder.mkdir()

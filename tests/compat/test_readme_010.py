@@ -86,6 +86,7 @@ def test_one_message_and_a_state_are_a_response(script: dict[str, Any]) -> None:
     assert contents == ["1 is enough", "2 is enough"] and output["reward"] == 4.0
 
 
+@pytest.mark.slow
 def test_the_numbers_of_rows_of_reasoning_gym_have_their_old_names() -> None:
     pytest.importorskip("reasoning_gym")
     import rove.compat.verifiers as vf

@@ -42,7 +42,7 @@ def test_there_are_ten_packages_with_varied_rewards() -> None:
     assert len(set(rewards)) > 20
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["rove", "bridge"])
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_match_those_of_the_real_library(name: str, mode: str, ours: dict[str, Any]) -> None:

@@ -311,7 +311,7 @@ def test_compat_flag_replaces_an_installed_library(installed_library: Path, comm
     assert result.status == 0, result.err
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_the_course_trains_unchanged(command: Rove, tmp_path: Path) -> None:
     tiny_model().save(tmp_path / "m")
     options = ("--steps", "3", "--batch-size", "8", "-r", "4", "-t", "8", "--run-dir", "rl", "--env-dir", str(PACKAGES))
@@ -894,12 +894,12 @@ async def score_unreadable_answer() -> Any:
     return record.reward, record.error and record.error.type
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 async def test_an_unreadable_reference_answer_scores_zero() -> None:
     assert await score_unreadable_answer() == (0.0, None)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.usefixtures("fixed")
 async def test_an_unreadable_reference_answer_is_an_error_when_fixed() -> None:
     assert await score_unreadable_answer() == (None, "Error")
@@ -948,7 +948,7 @@ async def test_the_python_tool_is_persistent(contained: None) -> None:
     assert record.tools[0]["function"]["parameters"]["required"] == ["code"]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 async def test_mcp_servers_are_restarted_for_the_next_run() -> None:
     servers = [{"name": "test", "command": sys.executable, "args": [str(SERVER), "stdio"]}]
     env = vf.MCPEnv(mcp_servers=servers, dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
@@ -960,7 +960,7 @@ async def test_mcp_servers_are_restarted_for_the_next_run() -> None:
         assert record.reward == 1.0
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 async def test_a_forked_worker_starts_its_own_mcp_servers(tmp_path: Path) -> None:
     (tmp_path / "adding").mkdir()
     (tmp_path / "adding" / "adding.py").write_text(ADDING_PACKAGE.format(server=str(SERVER)))

@@ -132,7 +132,7 @@ def example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_evaluation_page_commands(example_runs: Path) -> None:
     outputs = [
         run(command, example_runs).stdout
@@ -230,7 +230,7 @@ def test_sandbox_page_examples_and_commands(contained: None, tmp_path: Path) -> 
             assert "reward" in run(command, tmp_path).stdout
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_recursion_page_examples_and_commands(contained: None, tmp_path: Path) -> None:
     check_examples("docs/recursion.md", 20)
     for block in blocks("docs/recursion.md", "bash"):
@@ -259,7 +259,7 @@ def test_evaluation_page_shows_the_error_for_a_changed_setting(example_runs: Pat
     assert (done.returncode, done.stderr) == (1, refusal)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_judging_page_examples_print_the_shown_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     check_examples("docs/judging.md", 40)
@@ -483,6 +483,7 @@ def test_study_page_commands(tmp_path: Path) -> None:
     assert plots == {Path(plot).name for plot in re.findall(r"!\[.*?\]\((study/.*?)\)", page)}
 
 
+@pytest.mark.slow
 def test_recipe_study_page_shows_the_stored_results(tmp_path: Path) -> None:
     [block] = blocks("benchmarks/reports/recipe_study.md", "bash")
     [python, script, plots], [*_, setting] = commands(block)
@@ -495,7 +496,7 @@ def test_recipe_study_page_shows_the_stored_results(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.glob("*.png")} == set(re.findall(r"\(study/(.*?)\)", page))
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_commands_of_rove_train_write_recipes(tmp_path: Path) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     rows = [json.dumps({"question": f"{a} + 1?", "answer": str(a + 1)}) for a in range(200)]

@@ -168,7 +168,7 @@ def test_llms_txt_lists_every_page(site: Path) -> None:
     assert "# Settings of training" in full and "# Errors by text" in full
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "scheme"), [(WIDE, "light"), (WIDE, "dark"), ((390, 844), "light")], ids=["light", "dark", "narrow"]
 )

@@ -77,6 +77,7 @@ PAGES = {
         Page("docs/guides/budget.md"),
         Page("docs/guides/judges.md"),
         Page("docs/guides/export_data.md"),
+        Page("docs/guides/other_trainers.md"),
         Page("docs/guides/train_on_messages.md"),
         Page("docs/guides/share_an_environment.md"),
         Page("docs/guides/play.md"),
@@ -108,18 +109,22 @@ QUICK = {"environments/double_check/README.md"}
 """Pages that every test run executes; the others, which start more processes, are for `make test-broad` and `make test-slow`."""
 SLOW = {
     "docs/guides/choose_hyperparameters.md",
+    "docs/guides/debug_a_reward.md",
+    "docs/guides/judges.md",
     "docs/guides/memory.md",
     "docs/guides/migrate_from_trl.md",
     "docs/guides/migrate_from_verifiers_v0.md",
     "docs/guides/reward_does_not_rise.md",
     "docs/guides/share_an_environment.md",
+    "docs/guides/train_on_messages.md",
     "docs/tutorials/3_sft.md",
     "docs/tutorials/4_rl.md",
     "docs/tutorials/5_pretrained.md",
     "docs/tutorials/6_scale.md",
     "docs/tutorials/7_reward_hole.md",
-}
-"""Pages whose test takes more than 20 seconds."""
+    *(f"environments/{name}/README.md" for name in example_environments() if name not in ("tictactoe", "sql_agent")),
+} - QUICK
+"""Pages whose test takes long, and READMEs with the same kinds of commands as those of other environments."""
 EXISTING_PAGES = sorted(
     file.relative_to(ROOT).as_posix()
     for pattern in ("docs/first_hour/*.md", "docs/tutorials/*.md", "docs/guides/*.md", "environments/*/README.md")

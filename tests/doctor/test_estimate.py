@@ -52,6 +52,7 @@ async def test_sft_and_rl_are_estimated() -> None:
     assert result.most > result.data + 9 * result.sft_step + 5 * result.rl_step
 
 
+@pytest.mark.broad
 async def test_the_setup_time_of_evaluations_is_included() -> None:
     result = await estimate(RL, SFT, new_model([], size="tiny"), workload(setup_seconds=100.0))
     assert result.sft_step > 50.0 and result.rl_step > 50.0 and result.table > 100.0
@@ -60,6 +61,7 @@ async def test_the_setup_time_of_evaluations_is_included() -> None:
     assert (await estimate(backoff, SFT, new_model([], size="tiny"), workload(setup_seconds=100.0))).initial > 100.0
 
 
+@pytest.mark.broad
 async def test_a_model_without_the_format_needs_memory_for_the_longest_rollouts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -75,6 +77,7 @@ async def test_a_model_without_the_format_needs_memory_for_the_longest_rollouts(
     assert most.memory < CACHE_BYTES + 100e6
 
 
+@pytest.mark.slow
 async def test_longer_rollouts_take_longer() -> None:
     short, long = [
         await estimate(RL, None, new_model([], size="tiny"), load) for load in (workload(), workload(60, 30, turns=3))

@@ -127,6 +127,7 @@ async def test_invalid_settings_models_and_environments_fail(
     assert message in repr(findings[name])
 
 
+@pytest.mark.broad
 async def test_adapter_settings_are_checked(folder: Path):
     plain, small = await find(folder), await find(folder, lora__rank=2)
     assert not any(small_finding.severity is HIGH for small_finding in small.values())

@@ -11,7 +11,7 @@ import torch
 from fakes import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import each_row, first_quick
+from tiers import each_row, first_quick, some_broad, some_quick
 
 from rove.core.errors import ConfigError
 from rove.core.messages import UserMessage
@@ -81,8 +81,7 @@ def check_schema(answer: Any) -> None:
     assert all(type(value) is bool for value in answer["next"])
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("temperature", first_quick([0.0, 1.0, 3.0]))
+@pytest.mark.parametrize("temperature", some_broad([3.0, 0.0, 1.0], 3))
 def test_a_random_model_generates_json_that_matches_the_schema(loaded: Any, temperature: float):
     for seed in range(4):
         sampling = SamplingParams(temperature=temperature, response_format=json_sampling(SCHEMA).response_format)
@@ -106,6 +105,7 @@ def test_a_constrained_text_may_end_with_the_end_token_wherever_it_is_complete(l
     assert len(texts) > 1
 
 
+@pytest.mark.broad
 def test_filters_penalties_and_min_tokens_do_not_break_the_constraint(loaded: Any):
     hard = SamplingParams(
         top_k=1,
@@ -240,6 +240,10 @@ TOOLS = [
     tool("other", {"type": "object", "properties": {"a": {"enum": [1]}}}),
 ]
 FORMAT_CASES = [pytest.param(call_format, id=call_format.name) for call_format in ALL_FORMATS]
+SEEDED_FORMATS = [
+    *some_quick([(call_format, 0) for call_format in ALL_FORMATS], 5),
+    *[pytest.param(call_format, seed, marks=pytest.mark.slow) for call_format in ALL_FORMATS for seed in (1, 2)],
+]
 
 
 def grammar_text(loaded: Any, call_format: Format, *names: str, parallel: bool = False, tools: Any = None) -> str:
@@ -253,8 +257,7 @@ def accepts(loaded: Any, constraint: Constraint, text: str) -> bool:
     return matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
 
 
-@pytest.mark.parametrize("seed", first_quick(range(3)))
-@pytest.mark.parametrize("call_format", FORMAT_CASES)
+@pytest.mark.parametrize(("call_format", "seed"), SEEDED_FORMATS)
 def test_random_weights_write_calls_that_match_the_schema(loaded: Any, call_format: Format, seed: int):
     sampling = structured_sampling(grammar=grammar_text(loaded, call_format))
     text, _ = generate(loaded, sampling, seed, max_tokens=600)
@@ -423,7 +426,7 @@ def test_tool_names_that_python_could_not_read_are_supported(loaded: Any, name: 
     assert call["function"]["name"] == name and json.loads(call["function"]["arguments"]) == {name: "x"}
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma2"])
+@pytest.mark.parametrize("arch", first_quick(["llama", "gemma2"]))
 async def test_a_forced_tool_choice_returns_a_tool_call(arch: str):
     client = EngineClient.from_model(tiny_model(arch))
     choice = ToolChoice(("move",), False)

@@ -254,6 +254,7 @@ async def test_group_members_with_equal_turns_all_get_a_generation():
         assert_same(generation, expected)
 
 
+@pytest.mark.broad
 async def test_requests_beyond_max_batch_wait():
     loaded = tiny_model()
     engine = engine_of(loaded, max_batch=3)
@@ -387,7 +388,7 @@ async def test_every_row_uses_its_own_sampling_parameters(arch: str):
             assert dict(actual_top) == pytest.approx(dict(expected_top), abs=TOLERANCE)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 async def test_preempted_rows_resume_with_the_same_tokens():
     loaded = tiny_model(seed=8)
     row_bytes = 2 * 2 * 1 * 8 * 4 * 64  # layers, keys and values, key heads, head size, bytes, positions
@@ -534,7 +535,7 @@ async def test_a_token_id_outside_the_vocabulary_is_refused():
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("rows", first_quick([3, 5, 9]))
+@pytest.mark.parametrize("rows", first_quick([3, 5, 9], broad=0))
 async def test_a_small_cache_causes_waiting_and_recomputation_but_never_a_wrong_token(rows: int):
     loaded = tiny_model(seed=8)
     row_bytes = 2 * 2 * 1 * 8 * 4 * 64  # layers, keys and values, key heads, head size, bytes, positions

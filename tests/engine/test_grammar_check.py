@@ -115,7 +115,7 @@ def test_a_broken_schema_is_refused():
         grammar({"json": '{"anyOf":[' * 100_000})
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 async def test_an_expensive_grammar_is_refused_by_a_worker(checker: GrammarChecker):
     problems = await check_all(checker, EXPENSIVE)
     assert [name for name, problem in problems.items() if "is not possible: " not in problem] == []

@@ -19,7 +19,7 @@ from families import FAST, assert_agrees, family_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from tiers import each_row, first_quick
+from tiers import each_row, first_quick, some_broad
 
 from rove.core.errors import ConfigError
 from rove.core.protocols import Generation, SamplingParams
@@ -91,9 +91,8 @@ def engine_with(family: str, **options: Any) -> Engine:
     return engine
 
 
-@pytest.mark.broad
 @pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("family", first_quick(sorted(FAST)))
+@pytest.mark.parametrize("family", some_broad(sorted(FAST), 4))
 async def test_an_adapter_generates_the_same_as_merged_weights(family: str, native: bool):
     _, models, _ = model_with_adapters(family)
     engine = engine_with(family, native=native)
@@ -112,9 +111,8 @@ async def test_an_adapter_generates_the_same_as_merged_weights(family: str, nati
     assert len(set(map(tuple, generated_ids))) == len(generated_ids)
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma", "lfm2"])
+@pytest.mark.parametrize("native", some_broad([True, False], 2))
+@pytest.mark.parametrize("family", some_broad(["llama", "qwen3", "gemma", "lfm2"], 4))
 def test_adapters_in_one_batch_generate_the_same_as_each_alone(family: str, native: bool):
     _, models, _ = model_with_adapters(family)
     plans = st.tuples(
@@ -163,7 +161,7 @@ def test_adapters_in_one_batch_generate_the_same_as_each_alone(family: str, nati
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("native", first_quick([True, False]))
+@pytest.mark.parametrize("native", first_quick([True, False], broad=0))
 async def test_preempted_requests_resume_with_their_adapter(native: bool):
     _, models, _ = model_with_adapters("qwen3")
     engine = engine_with("qwen3", native=native, cache_bytes=384 * 512)  # keys and values of 384 positions

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiers import each_row, first_quick
+from tiers import each_row, first_quick, some_quick
 from toys import roll, says
 
 import rove as vf
@@ -78,7 +78,7 @@ def test_every_folder_is_an_environment():
     assert sorted(folders) == NAMES == sorted(REWARDS)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_quick(NAMES, 3, broad=None))
 def test_pyproject_declares_the_package_and_its_modules_are_short(name):
     metadata = project(name)
     assert metadata["project"]["name"] == name.replace("_", "-")
@@ -97,7 +97,7 @@ def test_the_wheel_contains_only_the_modules(name, tmp_path):
     assert sorted(file for file in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in file) == modules(name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_quick(NAMES, 3, broad=None))
 def test_the_readme_has_a_command_and_names_arguments_scores_and_policies(name):
     env = vf.load_environment(name)
     readme = (folder(name) / "README.md").read_text()
@@ -107,7 +107,7 @@ def test_the_readme_has_a_command_and_names_arguments_scores_and_policies(name):
         assert f"`{term}`" in readme, term
 
 
-@pytest.mark.parametrize("name", first_quick(NAMES, 3))
+@pytest.mark.parametrize("name", first_quick(NAMES, 3, broad=None))
 def test_prompts_are_valid(name):
     for example in vf.load_environment(name, num_examples=20).get_dataset():
         roles = [message.role for message in example["prompt"]]
@@ -115,7 +115,7 @@ def test_prompts_are_valid(name):
         assert all(isinstance(message.content, str) and message.content for message in example["prompt"])
 
 
-@pytest.mark.parametrize("name", first_quick(NAMES, 4))
+@pytest.mark.parametrize("name", first_quick(NAMES, broad=3))
 def test_the_seed_determines_the_examples(name):
     def examples(seed: int, part: str = "get_dataset", n: int = 20) -> list[dict]:
         return getattr(vf.load_environment(name, num_examples=n, seed=seed), part)()
@@ -135,8 +135,8 @@ def test_the_examples_are_the_same_in_another_process(name):
     assert process.stdout.strip() == str(vf.load_environment(name, num_examples=3).get_dataset())
 
 
-@pytest.mark.parametrize("num_examples", first_quick([2, 50]))
-@pytest.mark.parametrize(("name", "player"), POLICIES)
+@pytest.mark.parametrize("num_examples", first_quick([2, 50], broad=0))
+@pytest.mark.parametrize(("name", "player"), some_quick(POLICIES, 2))
 def test_every_scripted_policy_keeps_the_format_and_gets_a_reward_in_range(name, player, num_examples):
     env = vf.load_environment(name, num_examples=num_examples)
     low, high = REWARDS[name]
@@ -151,7 +151,7 @@ def test_every_scripted_policy_keeps_the_format_and_gets_a_reward_in_range(name,
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "garbage",
-    first_quick(["", "hello", "<answer><move><reversed_text>", "</answer></move></reversed_text>", "🙂" * 99], 2),
+    first_quick(["", "hello", "<answer><move><reversed_text>", "</answer></move></reversed_text>", "🙂" * 99]),
 )
 def test_garbage_gets_a_low_reward_and_no_error(name, garbage):
     env = vf.load_environment(name, num_examples=20)
@@ -300,7 +300,7 @@ def problems(**options) -> Any:
     return vf.load_environment("math_python", **{"unsafe": True, **options})
 
 
-@pytest.mark.parametrize("level", first_quick([1, 2, 3, 4, 5], 2))
+@pytest.mark.parametrize("level", first_quick([1, 2, 3, 4, 5]))
 def test_math_python_answers_match_programs_that_compute_them_directly(level):
     env = problems(num_examples=12, min_level=level, max_level=level)
     assert {example["info"]["level"] for example in env.get_dataset()} == {level}
@@ -322,6 +322,7 @@ def test_math_python_guesses_use_no_sandbox_and_get_low_rewards():
     assert {scores_of(record)["sandbox_ready_wait_time"] for record in records} == {0.0}
 
 
+@pytest.mark.broad
 def test_math_python_lets_a_model_retry_after_errors():
     def persistent(messages, state, rng):
         program = state["info"]["program"]
@@ -400,7 +401,7 @@ def test_lookup_shows_no_room_before_a_lookup_call():
     assert "state" not in definitions and not any(room in definitions for room in rooms)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_lookup_policies_have_the_documented_success_rates():
     env = vf.load_environment("lookup", num_examples=2000)
     for record in roll(env, says(env.policies["solver"])):
@@ -516,7 +517,7 @@ def test_earlier_wins_and_later_losses_have_higher_values():
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("random_move_prob", first_quick([0.0, 0.5, 1.0]))
+@pytest.mark.parametrize("random_move_prob", first_quick([0.0, 0.5, 1.0], broad=0))
 def test_the_optimal_policy_never_loses(random_move_prob):
     env = game(min_random_move_prob=random_move_prob, max_random_move_prob=random_move_prob)
     totals = collections.Counter()
@@ -528,6 +529,7 @@ def test_the_optimal_policy_never_loses(random_move_prob):
         assert totals["drawn"] == 600
 
 
+@pytest.mark.broad
 def test_random_moves_never_beat_the_perfect_opponent():
     env = game(max_random_move_prob=0.0)
     totals = collections.Counter()
@@ -570,6 +572,7 @@ def test_the_opponent_chooses_uniformly():
     assert 400 < sides < 600
 
 
+@pytest.mark.broad
 def test_the_opponent_replies_equally_to_all_group_members():
     """Within an example the same board always gets the same reply, so group members differ only by the model's moves."""
     replies: dict[tuple[str, str], set[str]] = collections.defaultdict(set)
@@ -583,7 +586,7 @@ def test_the_opponent_replies_equally_to_all_group_members():
     assert len(replies) > 1000
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_the_opponent_starts_half_of_the_games():
     env = game(num_examples=1000)
     started = [record.prompt[-1]["content"].count("O") for record in roll(env, says("resign"))]
@@ -605,7 +608,7 @@ def test_consecutive_games_cover_every_difficulty_bucket_once(num_groups, first_
                 assert low + bucket * width - 1e-9 <= chance <= low + (bucket + 1) * width + 1e-9
 
 
-@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("times", first_quick([2, 1, 3], broad=None))
 @pytest.mark.parametrize("move", ["X", "9", "-1", "01", "²", "", "taken"])
 def test_invalid_moves_have_one_penalty_and_the_game_continues(move, times):
     env = game(num_examples=20)
@@ -736,7 +739,7 @@ def test_needle_facts_each_occur_once_in_the_text(level):
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("level", first_quick([1, 2, 3, 4]))
+@pytest.mark.parametrize("level", first_quick([1, 2, 3, 4], broad=0))
 @pytest.mark.parametrize("player", ["solver", "recursive"])
 def test_needle_policies_find_the_hidden_facts(level, player):
     env = needle(num_examples=12, min_level=level, max_level=level, length=90_000)
@@ -746,7 +749,7 @@ def test_needle_policies_find_the_hidden_facts(level, player):
         assert "90," in record.prompt[1]["content"] and len(str(record)) < 90_000 * (1 + 2 * (player == "recursive"))
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_needle_guesses_get_low_rewards():
     env = needle(num_examples=60)
     records = roll(env, says(env.policies["novice"]))
@@ -762,6 +765,7 @@ def test_needle_has_all_levels_and_the_requested_length():
     assert abs(len(text_and_facts(example)[0]) - 200_000) < 2000
 
 
+@pytest.mark.broad
 def test_needle_sub_calls_can_be_trained():
     env = needle(num_examples=4, length=15_000, train_sub_calls=True, max_turns=2)
     for record in roll(env, says(env.policies["recursive"])):

@@ -204,6 +204,7 @@ def test_hostile_sql_in_rollouts_gets_no_reward_and_no_error():
         assert (record.reward, values(record)["errors_reported"]) == (0, 1)
 
 
+@pytest.mark.broad
 def test_all_reference_queries_stay_far_below_the_step_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(queries, "MAX_STEPS", queries.MAX_STEPS // 10)
     assert len(questions.make_rows(200, "limits", range(1, 6))) == 200
@@ -332,7 +333,7 @@ def test_names_in_the_databases_are_unique():
             assert row[0] == row[1] > 0, (schema, table)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_every_template_yields_questions():
     generated = {
         (row["info"]["schema"], re.sub(r"\d|'[^']*'", "", row["info"]["sql"]))
@@ -370,7 +371,7 @@ def test_answers_are_the_query_results_and_limits_have_no_ties():
                 assert len(set(keys[: len(rows) + 1])) == len(keys[: len(rows) + 1])
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_questions_are_unique_and_evaluation_uses_other_databases():
     env = vf.load_environment("sql_agent", num_examples=800)
     parts = [env.get_dataset(), env.get_eval_dataset()]
@@ -397,7 +398,7 @@ def test_the_solver_is_always_right_with_queries_and_with_values(level):
     assert {values(record)["answered_by_query"] for record in records} == {0, 1}
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_the_novice_answers_single_table_questions_only():
     env = vf.load_environment("sql_agent", num_examples=300)
     for record in roll(env, says(env.policies["novice"])):

@@ -223,7 +223,7 @@ def test_training_and_evaluation_share_no_question_for_any_seed():
     assert not train & evaluation
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_questions_repeat_after_all_have_been_used():
     texts = [
         question.text for question in make_questions(small_encyclopedia(0).pages, 1500, range(1, 2), evaluation=True)

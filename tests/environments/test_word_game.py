@@ -170,7 +170,7 @@ def test_guesses_that_ignore_hints_are_counted():
         assert values(record)["fitting"] == pytest.approx(2 / 3)
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_scripted_policies_have_the_documented_success_rates():
     rates = {}
     for name in ("solver", "novice", "random_word"):

@@ -260,7 +260,7 @@ async def test_a_command_string_runs_in_a_shell_and_its_output_is_in_the_state()
     assert state["agent_result"] == state["agent_output"].strip()
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 async def test_a_failing_program_is_an_agent_error():
     record = await run_one(env_of(command=[*PROGRAM, "crash"]))
     assert record.error is not None and record.scores is None
@@ -279,7 +279,7 @@ async def test_a_program_that_hangs_is_killed_with_its_child_processes():
     assert len(record.completion) == 1 and sleep_processes() == sleep_processes_before
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 async def test_fifty_concurrent_rollouts_leave_no_process_task_or_socket():
     processes_before, open_files = sleep_processes(), len(os.listdir("/proc/self/fd"))
     rows = [{"question": f"question {i}", "answer": f"question {i}"} for i in range(50)]

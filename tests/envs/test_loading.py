@@ -107,6 +107,7 @@ def test_a_local_environment_overrides_the_shipped_one():
     assert environment_file("tictactoe") == local.resolve()
 
 
+@pytest.mark.broad
 def test_shipped_environments_are_found_from_any_directory():
     code = "import rove; print(rove.load_environment('reverse-text', num_examples=1).env_id)"
     root = Path(vf.__file__).parents[1]

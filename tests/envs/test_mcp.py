@@ -16,7 +16,7 @@ from typing import Any
 
 import mcp_server
 import pytest
-from tiers import first_quick
+from tiers import first_quick, some_broad
 from toys import correct, roll, rows, says
 
 import rove as vf
@@ -171,7 +171,7 @@ def test_images_become_content_parts_and_long_texts_are_truncated() -> None:
     assert long == "x" * 10 + "\n… 15 more characters"
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_results_of_several_megabytes_are_received() -> None:
     env = env_of(command(), max_chars=10_000_000)
     [long] = told(play(env, calls(call("long", {"chars": 3_000_000}))))
@@ -287,7 +287,7 @@ async def test_tools_can_be_listed_before_a_run(any_server: dict[str, Any]) -> N
     await env.tear_down()
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 async def test_shared_servers_keep_their_state_and_rollouts_have_their_own() -> None:
     script = in_turn(calls(call("count")), calls(call("count")))
     shared = await vf.generate(env_of(command(), dataset=rows(3)), script)
@@ -306,7 +306,7 @@ async def test_a_factory_creates_a_server_per_rollout() -> None:
     assert [told(record)[0].split()[0] for record in records] == ["1"] * 3
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_an_environment_can_be_used_on_several_event_loops_in_turn() -> None:
     env = env_of(command())
     asyncio.run(env.connect())  # closes its event loop without disconnecting
@@ -353,13 +353,14 @@ def test_restarts_are_bounded() -> None:
     assert "is not restarted: 1 consecutive restarts failed" in errors[-1]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_rollout_fails_if_its_own_server_exits() -> None:
     record = play(env_of(command(), scope="rollout"), calls(call("die"), call("wait", {"seconds": 30}, "2")), ADD)
     assert record.error is not None
     assert (record.error.type, record.error.phase) == ("MCPServerError", "tool die")
 
 
+@pytest.mark.broad
 def test_calls_in_flight_fail_when_the_server_exits() -> None:
     started = time.monotonic()
     record = play(env_of(command()), calls(call("wait", {"seconds": 50}, "1"), call("die", {}, "2")))
@@ -431,7 +432,7 @@ def test_a_failing_server_stops_the_other_servers_and_has_a_limited_number_of_re
 # Process cleanup
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_child_processes_of_a_server_are_killed_with_it() -> None:
     for scope in ("shared", "rollout"):
         [pid] = told(play(env_of(command(), scope=scope), calls(call("spawn"))))
@@ -445,8 +446,7 @@ def test_a_server_that_ignores_termination_is_killed(monkeypatch: pytest.MonkeyP
     assert exits_soon(int(pid))
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("scope", ["shared", "rollout"])
+@pytest.mark.parametrize("scope", some_broad(["shared", "rollout"], 2))
 async def test_no_server_is_left_after_a_cancellation(scope: str) -> None:
     env = env_of(command(), dataset=rows(4), scope=scope)
     reached = asyncio.Event()
@@ -463,6 +463,7 @@ async def test_no_server_is_left_after_a_cancellation(scope: str) -> None:
     assert servers_left() == []
 
 
+@pytest.mark.broad
 async def test_no_server_is_left_after_a_cancelled_start() -> None:
     connection = Connection(ServerSettings(**command("mute")), 60, 60)
     opening = asyncio.create_task(connection.open())
@@ -560,7 +561,7 @@ async def test_max_servers_limits_the_servers_of_concurrent_rollouts() -> None:
     assert 1 <= most <= 4
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.skipif(not mcp_server.SECOND, reason="the benchmark's server is written for mcp 2")
 def test_the_benchmark_runs_and_leaves_no_process():
     script = Path(__file__).resolve().parents[2] / "benchmarks/mcp_tools.py"

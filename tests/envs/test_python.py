@@ -138,6 +138,7 @@ def test_an_endless_loop_does_not_block_other_rollouts():
         assert (told(record), record.error) == ([output], None)
 
 
+@pytest.mark.broad
 def test_rollouts_that_time_out_while_they_wait_for_a_sandbox_do_not_occupy_it():
     options = {"dataset": rows(3), "unsafe": True, "max_sandboxes": 1, "timeout_seconds": 0.7}
     env = vf.PythonEnv(**options)
@@ -147,13 +148,14 @@ def test_rollouts_that_time_out_while_they_wait_for_a_sandbox_do_not_occupy_it()
     assert [told(record) for record in roll(env, in_turn(calls(python("1 + 1"))))] == [["2"]] * 3
 
 
+@pytest.mark.broad
 def test_an_environment_can_be_reused():
     env = env_of()
     assert [told(play(env, calls(python("1 + 1")))) for _ in range(2)] == [["2"], ["2"]]
     assert env.backend.is_clean
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs the extra math")
 def test_code_math_env_compares_boxed_answers_by_value():
     dataset = [{"question": "What is 1/2 + 1/4?", "answer": "\\frac{3}{4}"}]
@@ -167,7 +169,7 @@ def test_code_math_env_compares_boxed_answers_by_value():
     assert play(custom, "0").reward == 1.0
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_the_benchmark_runs_and_leaves_no_resources():
     script = Path(__file__).resolve().parents[2] / "benchmarks/python_env.py"
     arguments = ["--rollouts", "40", "--rounds", "1"]

@@ -218,6 +218,7 @@ def test_a_sandbox_that_cannot_be_opened_fails_the_rollout(error: Exception):
     assert told(record) == [] and record.scores is None
 
 
+@pytest.mark.broad
 def test_a_machine_without_isolation_is_rejected_unless_unsafe():
     class Bare(LocalBackend):
         def __init__(self, unsafe: bool):

@@ -490,7 +490,7 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", some_quick(PACKAGES, 4))
+@pytest.mark.parametrize("case", some_quick(PACKAGES, 8, broad_every=8))
 def test_a_hostile_package_is_refused(room: Room, case: str):
     change, status, words = PACKAGES[case]
     response = room.hub.run(room.hub.asking.upload(f"acme/{NAME}/1.0", change(room.parts)))
@@ -499,7 +499,9 @@ def test_a_hostile_package_is_refused(room: Room, case: str):
     check_nothing_written(room)
 
 
-@pytest.mark.parametrize("case", some_quick([case for case in PACKAGES if case.partition(":")[0] in CLIENT_CASES], 6))
+@pytest.mark.parametrize(
+    "case", some_quick([case for case in PACKAGES if case.partition(":")[0] in CLIENT_CASES], 6, broad_every=8)
+)
 def test_a_client_rejects_a_hostile_package_from_a_hub(room: Room, tmp_path: Path, case: str):
     """A client does not trust a hub: it refuses in a download what a hub refuses in an upload."""
     parts = PACKAGES[case][0](room.parts)
@@ -789,6 +791,7 @@ def test_the_hub_still_responds_after_the_attacks(room: Room):
     assert len(PACKAGES) + len(REQUESTS) + len(BYTES) > 150
 
 
+@pytest.mark.broad
 def test_a_valid_upload_succeeds_after_the_refused_ones(room: Room):
     """The positive control of the first table, and therefore the last test: the same upload without an attack succeeds."""
     assert room.hub.run(room.hub.asking.upload(f"acme/{NAME}/1.0", room.parts)).status == 201

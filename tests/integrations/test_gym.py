@@ -246,7 +246,6 @@ def test_frozen_lake_can_be_solved_by_a_scripted_policy() -> None:
             ("Taxi-v4", "Passenger: at "),
             ("Blackjack-v1", "The dealer shows"),
         ],
-        2,
     ),
 )
 def test_text_games_run_with_a_random_policy(name: str, message: str) -> None:

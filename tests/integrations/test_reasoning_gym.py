@@ -111,7 +111,7 @@ def test_a_mixture_follows_its_weights_and_configs() -> None:
     assert env.evaluate_sync(says(answer_correctly)).reward.mean == 1.0
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_reference_answers_of_tasks_with_tuples_are_correct() -> None:
     env = Families(["arc_agi", "rearc", "graph_color"], num_eval_examples=12)
     records = [record for record in env.generate_sync(says(answer_correctly)) if record.info["family"] != "graph_color"]
@@ -189,7 +189,7 @@ def test_every_family_loads_and_runs_no_answer_in_this_process(tmp_path: Path) -
     assert marker.exists() and str(os.getpid()) not in marker.read_text().split()
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_workers_end_with_the_run() -> None:
     env = ReasoningGymEnv("gcd", num_eval_examples=3)
     env.evaluate_sync(says(answer_correctly))

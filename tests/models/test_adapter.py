@@ -107,7 +107,7 @@ def test_a_merged_adapter_gives_the_same_logits_for_any_settings(
     assert (config["r"], config["lora_alpha"], config["target_modules"]) == (rank, alpha, sorted(names))
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2", "gemma2"])
+@pytest.mark.parametrize("arch", first_quick(["llama", "qwen3", "lfm2", "gemma2"]))
 def test_peft_can_load_saved_adapters(arch: str, tmp_path: Path):
     loaded = save_with_adapter(tmp_path, tiny_model(arch))
     peft_model = PeftModel.from_pretrained(
@@ -136,7 +136,7 @@ async def test_the_engine_serves_an_adapter_by_name(arch: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("family", first_quick(sorted(FAMILIES), 2))
+@pytest.mark.parametrize("family", first_quick(sorted(FAMILIES)))
 async def test_the_engine_samples_with_the_adapter_inside(family: str, native: bool):
     """The native path merges the adapter into its copies of the weights; the other path runs PEFT's modules."""
     loaded = family_model(family)
@@ -260,7 +260,7 @@ def test_a_clone_of_a_fully_trained_model_shares_no_weights():
     assert not ours & cloned
 
 
-@pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
+@pytest.mark.parametrize("arch", first_quick(["llama", "lfm2", "gemma2"]))
 async def test_with_adapters_disabled_the_model_equals_the_base_exactly(arch: str):
     expected = logits(tiny_model(arch).model)
     loaded = with_adapter(tiny_model(arch))
@@ -289,6 +289,7 @@ def test_the_engine_accepts_adapter_weights_or_all_weights():
     assert torch.equal(logits(engine.model), logits(loaded.model))
 
 
+@pytest.mark.broad
 def test_the_base_of_an_adapter_can_be_an_adapter(tmp_path: Path):
     """For example SFT with one adapter and RL with the next: the base of each folder is the previous one."""
     save_with_adapter(tmp_path, tiny_model())
@@ -316,6 +317,7 @@ def save_peft_adapter(folder: Path, tied: bool, **settings: Any) -> torch.Tensor
     return logits(wrapped)
 
 
+@pytest.mark.broad
 def test_an_adapter_of_plain_peft_may_change_embeddings_and_head(tmp_path: Path):
     rows: dict[str, tuple[bool, dict[str, Any]]] = {
         "low rank": (False, {"target_modules": ["q_proj", "embed_tokens", "lm_head"]}),

@@ -223,7 +223,7 @@ def test_numbers_are_tokenized_as_digits():
     assert pieces == ["3", "7", " +", " ", "5", "8", " is", " ", "9", "5", " or", " 4"]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_the_vocabulary_is_the_same_in_every_process():
     texts = ["a red fox and a blue owl"] * 3
     code = f"from rove.models.from_scratch import *; print(train_tokenizer({texts!r}).get_vocab())"

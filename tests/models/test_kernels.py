@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiers import first_quick
 
 from rove.models import kernels
 
@@ -37,7 +38,7 @@ def test_pytorch_is_used_with_a_message_if_kernels_cannot_be_compiled(
 
 @pytest.mark.broad
 @needs_compiler
-@pytest.mark.parametrize("name", kernels.SIGNATURES)
+@pytest.mark.parametrize("name", first_quick(kernels.SIGNATURES, broad=0))
 def test_kernels_are_compiled_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert kernels.load_kernels(name, 2, 16) is not None

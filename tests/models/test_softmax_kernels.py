@@ -74,6 +74,7 @@ def test_tokens_of_probability_0_are_not_sampled_and_nan_and_inf_give_nan():
     assert native.logprobs[20:23].isnan().all() and native.logprobs[23:].isfinite().all()
 
 
+@pytest.mark.broad
 def test_sampled_tokens_follow_the_distribution():
     vocab, count = 600, 20_000
     logits = random_logits(1, vocab, torch.float32)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiers import some_quick
 from tiny_families import save_published
 from transformers import AutoModelForCausalLM
 
@@ -32,7 +33,7 @@ MECHANISMS = {
 """Family → what transformers converts between file and model."""
 
 
-@pytest.fixture(scope="module", params=MECHANISMS)
+@pytest.fixture(scope="module", params=some_quick(MECHANISMS, 2))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param) / "published"
     save_published(request.param, path)

@@ -317,3 +317,35 @@ def test_a_started_call_is_parsed_or_reported_as_unparsed(tool_format: Format, p
     assert tool_calls or unparsed_call_format(text) if call_start else not tool_calls
     if not any(mark in text for call_format in FORMATS for mark in call_format.marks):
         assert unparsed_call_format(text) is None
+
+
+HALF = "\\ud800"
+HALF_CALLS = {
+    "hermes": f'<tool_call>\n{{"name": "f", "arguments": {{"a": "{HALF}"}}}}\n</tool_call>',
+    "lfm2": f"<|tool_call_start|>[f(a='{HALF}')]<|tool_call_end|>",
+    "mistral": f'[TOOL_CALLS][{{"name": "f", "arguments": {{"a": "{HALF}"}}}}]',
+    "mistral_named": f'[TOOL_CALLS]f[ARGS]{{"a": "{HALF}"}}',
+    "llama3": f'{{"name": "f", "parameters": {{"a": "{HALF}"}}}}',
+    "llama4": f'[f(a="{HALF}")]',
+    "granite": f'<|tool_call|>[{{"name": "f", "arguments": {{"a": "{HALF}"}}}}]',
+    "deepseek_v31": (
+        f'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{{"a": "{HALF}"}}'
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HALF_CALLS)
+def test_half_a_character_is_no_text_so_its_call_is_malformed(name: str):
+    tool_format = next(each for each in ALL_FORMATS if each.name == name)
+    text = HALF_CALLS[name]
+    assert read_calls(text, tool_format, ["f"]) == (text, [])
+    if name in ("lfm2", "llama4"):  # each of Python's escapes stands for one character
+        return
+    calls = read_calls(text.replace(HALF, "\\ud83d\\ude00"), tool_format, ["f"])[1]
+    assert calls_of({"tool_calls": calls}) == [Call("f", {"a": "😀"})]
+
+
+def test_a_call_of_another_program_with_half_a_character_has_no_arguments_to_render():
+    message = {"tool_calls": [{"function": {"name": "f", "arguments": f'{{"a": "{HALF}"}}'}}]}
+    assert calls_of(message) is None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fakes import bpe_tokenizer
-from tiers import each_row
+from tiers import each_row, some_quick
 
 from rove.core.errors import ConfigError
 from rove.core.messages import ToolMessage, UserMessage
@@ -153,7 +153,7 @@ def chat_calls(*calls: Call) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", some_quick(TEMPLATES, 3))
 def test_the_calls_that_a_template_writes_are_read_and_kept_over_turns(name: str):
     renderer = renderer_of(TEMPLATES[name])
     assert renderer.tool_format is not None and renderer.tool_format.name == name

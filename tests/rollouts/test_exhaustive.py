@@ -89,6 +89,7 @@ def test_a_perfect_policy_loses_no_line():
     assert sum(result.expected[name] for name in ("won", "drawn")) == pytest.approx(1)
 
 
+@pytest.mark.broad
 def test_a_policy_that_misses_forks_loses_some_lines():
     result = exhaustive_result("teacher")
     assert 0 < result.counts["lost"] < 50

@@ -1,12 +1,15 @@
 """Authors may use every key of the state: rove's own bookkeeping of a rollout is elsewhere.
 
-Each case sets one key to odd values from everywhere that user code runs. The keys are read from the documentation and the code.
+Each case sets one key to one odd value from one place where user code runs. The keys are read from the documentation and the
+code. The quick tests set every key from every place, to a value that differs from place to place and from key to key; the slow
+tests set it to every value.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -70,48 +73,61 @@ VALUES = {
 PLACES = ("setup_state", "env_response", "stop", "reward", "cleanup", "post_rollout")
 
 
-def kept_by(key: str, position: str) -> Any:
-    """Return a function that sets `key` if the row says so."""
+Case = tuple[str, str, str]
+"""The key, the place that sets it, and the name of the value."""
 
-    def set_key(state: vf.State) -> None:
-        info = bookkeeping(state).input["info"]  # pyright: ignore[reportOptionalSubscript]
-        if info["place"] == position:
-            state[key] = VALUES[info["value"]]()
 
-    return set_key
+def every_value(keys: list[str]) -> list[Case]:
+    return list(itertools.product(keys, PLACES, VALUES))
+
+
+def changing_values(keys: list[str]) -> list[Case]:
+    """Return a case per key and place; after ten keys, every place has set every value."""
+    names = list(VALUES)
+    return [
+        (key, position, names[(key_number + place_number) % len(names)])
+        for key_number, key in enumerate(keys)
+        for place_number, position in enumerate(PLACES)
+    ]
+
+
+def set_key(state: vf.State, position: str) -> None:
+    """Set the key of the row if the row says that it is set here."""
+    info = bookkeeping(state).input["info"]  # pyright: ignore[reportOptionalSubscript]
+    if info["place"] == position:
+        state[info["key"]] = VALUES[info["value"]]()
 
 
 class Author(vf.MultiTurnEnv):
     """Two turns; every hook may set a key."""
 
-    def __init__(self, key: str, **kwargs: Any):
-        self.key = key
-        rows = [{"question": "?", "answer": "b", "info": {"place": p, "value": v}} for p in PLACES for v in VALUES]
+    def __init__(self, cases: list[Case], **kwargs: Any):
+        rows = [{"question": "?", "answer": "b", "info": {"key": k, "place": p, "value": v}} for k, p, v in cases]
 
         def reward(state: vf.State, completion: vf.Messages) -> float:
-            kept_by(key, "reward")(state)
+            set_key(state, "reward")
             return float([message.content for message in completion] == ["b", "go on", "b", "go on"])
 
         super().__init__(dataset=rows, max_turns=2, rubric=vf.Rubric([reward]), **kwargs)
 
     async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
-        kept_by(self.key, "setup_state")(state)
+        set_key(state, "setup_state")
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> str:
-        kept_by(self.key, "env_response")(state)
+        set_key(state, "env_response")
         return "go on"
 
     @vf.stop
     def never(self, state: vf.State) -> bool:
-        kept_by(self.key, "stop")(state)
+        set_key(state, "stop")
         return False
 
     async def post_rollout(self, state: vf.State) -> None:
-        kept_by(self.key, "post_rollout")(state)
+        set_key(state, "post_rollout")
 
     @vf.cleanup
     def set_at_the_end(self, state: vf.State) -> None:
-        kept_by(self.key, "cleanup")(state)
+        set_key(state, "cleanup")
 
 
 class ToolAuthor(Author, vf.ToolEnv):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -121,9 +137,8 @@ class ToolAuthor(Author, vf.ToolEnv):  # pyright: ignore[reportIncompatibleMetho
         return False
 
 
-def check_run(env: vf.Environment, path: Path, may_fail: bool) -> list[RolloutRecord]:
-    """Evaluate, open, rescore and resume a run; return its records."""
-    count = len(PLACES) * len(VALUES)
+def check_run(env: vf.Environment, path: Path, count: int, may_fail: bool) -> list[RolloutRecord]:
+    """Evaluate, open, rescore and resume a run of `count` rows; return its records."""
     asyncio.run(vf.evaluate(env, says("b"), run=path / "run"))
     records = sorted(Run(path / "run").rollouts(), key=lambda record: record.example_id)
     assert len(records) == count
@@ -145,11 +160,37 @@ def check_run(env: vf.Environment, path: Path, may_fail: bool) -> list[RolloutRe
     return records
 
 
+READ = SET_BY_AUTHORS - {"tools"}
+"""Keys that rove reads in an environment without tools: a value that it cannot use is an error."""
+SPECIAL = READABLE | INPUT_FIELDS | {"final_env_response", "seconds", "mcp_servers"}
+
+
+def test_keys_of_the_author_break_nothing(tmp_path: Path):
+    cases = changing_values([key for key in keys_in_use() if key not in READ])
+    check_run(Author(cases), tmp_path, len(cases), may_fail=False)
+
+
+def test_keys_of_the_author_break_nothing_in_an_environment_with_tools(tmp_path: Path):
+    cases = changing_values(sorted(SPECIAL - SET_BY_AUTHORS))
+    check_run(ToolAuthor(cases, tools=[]), tmp_path, len(cases), may_fail=False)
+
+
+@pytest.mark.parametrize("with_tools", [False, True])
+def test_an_unusable_value_of_a_key_that_rove_reads_is_a_config_error(tmp_path: Path, with_tools: bool):
+    cases = every_value(sorted(SET_BY_AUTHORS if with_tools else READ))
+    env = ToolAuthor(cases, tools=[]) if with_tools else Author(cases)
+    check_run(env, tmp_path, len(cases), may_fail=True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("key", keys_in_use())
-def test_a_key_of_the_author_breaks_nothing(key: str, tmp_path: Path):
-    check_run(Author(key), tmp_path, may_fail=key in SET_BY_AUTHORS - {"tools"})
+def test_every_value_of_a_key_breaks_nothing(key: str, tmp_path: Path):
+    cases = every_value([key])
+    check_run(Author(cases), tmp_path, len(cases), may_fail=key in READ)
 
 
-@pytest.mark.parametrize("key", sorted(READABLE | INPUT_FIELDS | {"final_env_response", "seconds", "mcp_servers"}))
-def test_a_key_of_the_author_breaks_nothing_in_an_environment_with_tools(key: str, tmp_path: Path):
-    check_run(ToolAuthor(key, tools=[]), tmp_path, may_fail=key in SET_BY_AUTHORS)
+@pytest.mark.slow
+@pytest.mark.parametrize("key", sorted(SPECIAL))
+def test_every_value_of_a_key_breaks_nothing_in_an_environment_with_tools(key: str, tmp_path: Path):
+    cases = every_value([key])
+    check_run(ToolAuthor(cases, tools=[]), tmp_path, len(cases), may_fail=key in SET_BY_AUTHORS)

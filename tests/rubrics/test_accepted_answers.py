@@ -34,7 +34,7 @@ def rewards(env: QuestionsEnv, reply: str) -> list[float | None]:
         ("exact", CAPITALS, ["Amsterdam", "<answer>the hague</answer>"], ["Rotterdam", "['Amsterdam', 'The Hague']"]),
         ("numeric", [1, "1.5"], ["1", "1.50"], ["1.2", "15"]),
         ("regex", ["^Amst", "Hague$"], ["Amsterdam", "The Hague"], ["Rotterdam"]),
-        pytest.param("math", ["1/2", "3"], ["\\boxed{0.5}", "\\boxed{3}"], ["\\boxed{0.3}"], marks=pytest.mark.broad),
+        pytest.param("math", ["1/2", "3"], ["\\boxed{0.5}", "\\boxed{3}"], ["\\boxed{0.3}"], marks=pytest.mark.slow),
     ],
 )
 def test_any_accepted_answer_is_right(tmp_path: Path, scorer: str, answers: Any, right: list[str], wrong: list[str]):

@@ -63,10 +63,14 @@ HOSTILE = {
 }
 
 
+SECONDS = 3.0
+"""Time limit of a comparison: an easy one takes milliseconds, but half a second was too short on a busy machine."""
+
+
 @pytest.fixture(scope="module")
 def pool() -> Iterator[MathPool]:
     """A pool whose one worker has been started."""
-    pool = MathPool(1, 0.5)
+    pool = MathPool(1, SECONDS)
     asyncio.run(pool.equal("1", "1"))
     yield pool
     pool.close()
@@ -83,9 +87,9 @@ def test_hostile_expressions_are_wrong_or_time_out(
         try:
             assert not asyncio.run(pool.equal("12", text)), name
         except InfraError as error:
-            assert "did not end within 0.5 s" in str(error) and len(str(error)) < 400
+            assert "did not end within 3 s" in str(error) and len(str(error)) < 400
             timed_out.append(name)
-        assert time.monotonic() - began < 5.0  # the limit plus a margin for slow machines
+        assert time.monotonic() - began < 10 * SECONDS
         assert asyncio.run(pool.equal("1/2", "0.5"))
     assert "a tower of powers" in timed_out
     assert not list(tmp_path.iterdir())
@@ -99,12 +103,12 @@ def test_a_response_of_a_megabyte_is_wrong_without_being_parsed() -> None:
 @pytest.mark.broad
 def test_a_response_that_cannot_be_compared_in_time_earns_0() -> None:
     tower = r"\boxed{" + HOSTILE["a tower of powers"] + "}"
-    slow, fine = graded_records([("12", tower), ("1/2", r"\boxed{0.5}")], timeout_seconds=0.5)
+    slow, fine = graded_records([("12", tower), ("1/2", r"\boxed{0.5}")], timeout_seconds=SECONDS)
     assert (slow.reward, slow.error) == (0.0, None)
     assert fine.reward == 1.0
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_right_answer_that_cannot_be_compared_in_time_is_an_error() -> None:
     [slow] = graded_records([(HOSTILE["a tower of powers"], r"\boxed{12}")], timeout_seconds=0.5)
     assert slow.scores is None and slow.error is not None
@@ -144,7 +148,7 @@ def test_a_right_answer_that_cannot_be_parsed_is_an_error(pool: MathPool) -> Non
         asyncio.run(pool.equal(" ", "7"))
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_workers_work_with_file_descriptors_above_1023() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
@@ -158,7 +162,7 @@ def test_workers_work_with_file_descriptors_above_1023() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_workers_are_reused_and_work_in_another_event_loop() -> None:
     pool = MathPool(2, 0.5)
 
@@ -174,7 +178,7 @@ def test_workers_are_reused_and_work_in_another_event_loop() -> None:
     pool.close()
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_closing_does_not_wait_for_a_comparison() -> None:
     pool = MathPool(1, 600.0)
 

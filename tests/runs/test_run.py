@@ -254,6 +254,7 @@ def in_another_process(code: str, path: Path) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=env)
 
 
+@pytest.mark.broad
 def test_a_second_process_is_refused_until_the_first_is_done(tmp_path):
     run = start(tmp_path)
     code = f"run.start('eval', {{}}, {IDENTITY!r})"

@@ -65,6 +65,7 @@ async def test_a_container_session_has_limits_and_is_removed(engine: Path) -> No
     assert remove_command == ["rm", "--force", options["--name"]]
 
 
+@pytest.mark.broad
 async def test_a_container_that_dies_is_replaced(engine: Path) -> None:
     async with DockerBackend(limits=LIMITS, binary=str(engine), max_sessions=1) as backend:
         session = await backend.open()

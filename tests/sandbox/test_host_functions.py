@@ -226,6 +226,7 @@ def test_every_request_gets_a_reply(request_text: str) -> None:
     assert reply.keys() in ({"id", "value"}, {"id", "error"}) and isinstance(reply["id"], int)
 
 
+@pytest.mark.broad
 async def test_the_length_of_an_error_message_is_limited() -> None:
     reply = json.loads(
         await reply_to('{"id": 7, "name": "fails", "args": ["' + "x" * 10**5 + '"]}', {"fails": fails}, 10**6)

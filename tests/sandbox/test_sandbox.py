@@ -347,6 +347,7 @@ def test_sessions_end_when_the_host_process_is_killed(contained: None) -> None:
     assert matching_processes("76543") == []
 
 
+@pytest.mark.broad
 def test_a_backend_can_be_used_after_its_event_loop_ends() -> None:
     backend: Backend = LocalBackend(LIMITS, unsafe=True)
 
@@ -364,6 +365,7 @@ def test_a_backend_can_be_used_after_its_event_loop_ends() -> None:
     assert [asyncio.run(run_session()), asyncio.run(run_session_and_close())] == ["42", "42"]
 
 
+@pytest.mark.broad
 def test_a_closed_backend_can_be_used_in_another_event_loop() -> None:
     backend = LocalBackend(LIMITS, unsafe=True, max_sessions=2)
 
@@ -445,7 +447,7 @@ def test_code_is_contained_when_the_host_user_is_not_root(tmp_path: Path) -> Non
     assert alive == "7"
 
 
-@pytest.mark.parametrize("feature", first_quick(["files", "processes", "network", "ipc", "system calls"]))
+@pytest.mark.parametrize("feature", first_quick(["files", "processes", "network", "ipc", "system calls"], broad=None))
 async def test_a_missing_feature_is_refused_unless_unsafe(feature: str) -> None:
     async with LocalBackend(LIMITS, without=[feature]) as backend:
         with pytest.raises(
@@ -671,6 +673,7 @@ async def test_missing_control_groups_cause_one_warning_with_a_fix() -> None:
     assert "run as root, or in a control group" in message
 
 
+@pytest.mark.broad
 def test_user_ids_come_from_the_end_of_the_available_range(tmp_path: Path) -> None:
     few, full = tmp_path / "few", tmp_path / "all"
     few.write_text("0 100000 65536\n")

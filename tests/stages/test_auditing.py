@@ -21,7 +21,7 @@ def load_environment():
 """
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_an_audit_by_path_returns_the_findings(tmp_path: Path) -> None:
     (tmp_path / "doubles.py").write_text(ANYWHERE)
     report = rove.audit_environment(str(tmp_path / "doubles.py"), only=["hedging"], reporter=rove.SilentReporter())

@@ -147,6 +147,17 @@ async def test_a_recipe_can_be_written_and_read() -> None:
     )  # other rows than those of the results table
 
 
+async def test_rl_of_a_new_model_stays_near_the_model_after_sft() -> None:
+    evidence = await evidence_of(right=right, often=often)
+    (stages,) = (section.values for section in choose("quiz", {}, evidence) if section.name == "rl")
+    assert stages[0]["loss"] == {"kl_penalty": 0.03}  # the divergence contains an entropy bonus
+    assert stages[0]["equal_best"] == "shortest"
+    model = ModelEvidence("small", 1000, reward=0.5, lowest=0.0, spread_share=0.9, response_tokens=4)
+    pretrained = choose("quiz", {}, msgspec.structs.replace(evidence, model=model))
+    (stages,) = (section.values for section in pretrained if section.name == "rl")
+    assert stages[0]["loss"] == {"entropy_bonus": 0.01, "entropy_target": 0.15}
+
+
 async def test_the_sft_target_is_between_the_policies() -> None:
     evidence = await evidence_of(right=right, often=often)
     weak, best = (item.reward for item in evidence.policies)

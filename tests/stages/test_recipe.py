@@ -10,7 +10,8 @@ import pytest
 
 from rove.core.config import convert
 from rove.core.errors import ConfigError
-from rove.stages.pipeline import Row, results_table
+from rove.runs.train_folder import ResultRow
+from rove.stages.pipeline import results_table
 from rove.stages.recipe import Recipe, RecipeFile, read_recipe
 
 VALUES: dict[str, Any] = {
@@ -87,10 +88,25 @@ def test_wrong_settings_are_reported_before_any_stage(tmp_path: Path, changes: d
 def test_the_table_has_a_row_per_model_and_the_published_results(tmp_path: Path) -> None:
     recipe = complete(tmp_path, baseline=[{"name": "published", "cells": ["90"]}])
     summary = {"reward": {"mean": 0.5, "low": 0.25, "high": 0.75}, "functions": {}}
-    table = results_table(recipe, [Row("base", "models/x", {"greedy": summary})])
-    assert table.title == "4 rollouts per row; in %; greedy"
+    table = results_table(recipe, [ResultRow("base", "models/x", {"greedy": summary})])
+    assert table.title == "4 rollouts per row; in %; greedy; tokens per rollout, truncated rollouts: greedy"
     assert [str(cell) for cell in table.columns[0].cells] == ["base", "published baseline", "published"]
     assert next(str(cell) for cell in table.columns[1].cells) == "50.0"
+
+
+def test_the_table_shows_lengths_and_truncated_rollouts(tmp_path: Path) -> None:
+    recipe = complete(tmp_path)
+    summary = {
+        "reward": {"mean": 0.5},
+        "functions": {},
+        "truncation_share": 0.324,
+        "tokens_per_rollout": {"completion": 24.6},
+    }
+    rows = [ResultRow(model, model, {"greedy": summary}) for model in ("models/x", "scripted:teacher")]
+    table = results_table(recipe, rows)
+    assert str(table.columns[-1].header) == "tokens"
+    # A policy has no tokenizer.
+    assert [str(cell) for cell in table.columns[-1].cells] == ["24.6\n32.4%", "–\n32.4%"]
 
 
 def test_a_smoke_test_shrinks_a_recipe_without_sizes_of_its_own(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import rove
+from rove.core.errors import ConfigError
 from rove.envs.loading import environment_version
 from rove.stages import rl as stage
 from rove.stages.identity import noting_interruption
@@ -33,6 +34,22 @@ def test_a_loaded_environment_is_the_same_run_as_its_name(identities: list[dict[
     assert identities[0]["env"] == environment_version("tictactoe")
     assert identities[0]["steps"] == 7
     assert by_name.run.path == loaded.run.path
+
+
+def test_a_rule_for_equal_measurements_is_another_run_but_its_default_is_that_of_older_runs(
+    identities: list[dict[str, Any]],
+) -> None:
+    measured = {"keep_best": "eval/tictactoe/reward/mean", "evaluation": [{"env": "tictactoe"}]}
+    for settings in ({}, {"equal_best": "last"}, {"equal_best": "shortest"}):
+        rove.rl("models/x", "tictactoe", **measured, **settings)
+    older, last, shortest = identities
+    assert older == last
+    assert "equal_best" not in older  # an older run, whose identity has no such setting, continues with its own rule
+    assert shortest == {**older, "equal_best": "shortest"}
+    with pytest.raises(ConfigError, match="equal_best is 'first'"):
+        rove.rl("models/x", "tictactoe", **measured, equal_best="first")
+    with pytest.raises(ConfigError, match="but keep_best is not set"):
+        rove.rl("models/x", "tictactoe", equal_best="shortest")
 
 
 def test_an_environment_of_a_notebook_is_identified_by_its_rubric_and_arguments(

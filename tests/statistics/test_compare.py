@@ -281,6 +281,7 @@ def test_a_comparison_survives_json():
 # Simulations
 
 
+@pytest.mark.broad
 def test_equal_runs_are_called_different_in_5_of_100_cases():
     rng, wrong, cases = np.random.default_rng(3), 0, 500
     for _ in range(cases):
@@ -329,7 +330,7 @@ def test_many_rollouts_of_few_changed_examples_are_a_clear_result():
     assert comparison.verdict == "B is better than A: reward +0.056 [+0.022, +0.124] on 100 shared examples"
 
 
-@pytest.mark.parametrize("rollouts", first_quick([1, 4, 16]))
+@pytest.mark.parametrize("rollouts", first_quick([1, 4, 16], broad=0))
 def test_more_rollouts_and_more_examples_decide_what_fewer_decided(rollouts: int):
     rng = np.random.default_rng(6)
 

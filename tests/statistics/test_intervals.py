@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import astuple, replace
-from tiers import each_row
+from tiers import each_row, first_quick
 
 from benchmarks.interval_coverage import DRAWS, PAGE, PAIRS, coverage, false_directions, insert_tables
 from rove.core.errors import ConfigError
@@ -267,7 +267,7 @@ def test_at_most_7_of_100_intervals_without_a_caveat_miss(name: str, examples: i
     assert share_covered.missed <= 0.07
 
 
-@pytest.mark.parametrize("examples", [5, 10])
+@pytest.mark.parametrize("examples", first_quick([5, 10]))
 @pytest.mark.parametrize("name", PAIRS)
 def test_few_examples_state_no_false_direction(name: str, examples: int):
     limit = 0.05 + 3 * math.sqrt(0.05 * 0.95 / 40)

@@ -24,6 +24,7 @@ def test_mean():
     assert mean([0.1] * 10) == 0.1
 
 
+@pytest.mark.broad
 def test_the_needed_examples_find_two_points_in_80_of_100_cases():
     spread = 0.1
     examples = needed_examples(spread**2)

@@ -66,6 +66,7 @@ def test_a_frame_has_a_row_per_value():
     assert list(Tally().result().to_pandas().columns) == ["mean", "low", "high", "caveat", "weight"]
 
 
+@pytest.mark.broad
 def test_a_plot_has_a_label_per_value():
     pytest.importorskip("matplotlib")
     [axes] = make_result().plot().axes

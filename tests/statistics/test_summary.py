@@ -261,7 +261,7 @@ def bytes_of(examples: int, times: int = 1) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_memory_grows_with_the_examples_and_slowly():
     # 300 bytes an example are 30 MB for 100,000; beside them counts of latencies, at most 900 for each power of ten.
     bytes_of(100)  # what is imported and cached at the first time
@@ -271,7 +271,7 @@ def test_memory_grows_with_the_examples_and_slowly():
     assert twice < 300 * 20_000 + 1_500_000
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_rollouts_of_an_example():
     bytes_of(100)
     assert bytes_of(100, 200) < 1_500_000

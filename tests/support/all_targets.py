@@ -24,6 +24,7 @@ TARGETS = (
     "test-ray",
     "test-mcp",
     "test-integrations",
+    "test-trainers",
     "test-clients",
 )
 LOGS = Path("build/test-all")

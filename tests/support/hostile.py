@@ -126,7 +126,7 @@ DISK = [
     Snippet("a sparse file of a terabyte", "import os\nopen('/tmp/a', 'w').close()\nos.truncate('/tmp/a', 1 << 40)", "OSError: File too large", "limits"),
     Snippet("floods standard output", "while True: print('x' * 10000)", WALL, "supervisor"),
     Snippet("floods standard error from bash", "yes >&2", WALL, "supervisor", "bash"),
-    Snippet("a value of 20 MB", "'x' * (20 << 20)", "runs: clipped", "supervisor"),
+    Snippet("a value of 20 MB", "'x' * (20 << 20)", "runs: clipped", "supervisor", seconds=5),
     Snippet("bytes that are no text, control sequences", r"import os; os.write(1, b'\xff\xfe\x1b[2J\x00') and None", "runs: no result", "supervisor"),
 ]  # fmt: skip
 FILES = [

@@ -24,14 +24,15 @@ COLUMNS = {
     "LoRA": "the same, for SFT with the default adapter, which PEFT alone loads on the base model",
     "Tools": "forced calls in three turns through a chat template of the family's publisher; the cell names the format",
     "Thinking": "a block of reasoning is read, scored, and trained as such a template writes it",
-    "vLLM weights": "weights for vLLM servers have the names and shapes of the published ones; whether vLLM has the family was "
-    "not checked, and no server was started ([scale.md](scale.md#vllm-as-the-sampler) says what was tried with one)",
+    "vLLM weights": "weights for vLLM servers have the names and shapes of the published weights; whether vLLM supports the "
+    "family was not checked, and no server was started ([scale.md](scale.md#vllm-as-the-sampler) lists what was tested with "
+    "a server)",
 }
 """Column → what its tests check."""
 PASSED, FAILED, UNTESTED = "✓", "✗", ""
 INTRODUCTION = """
 rove's tests train and evaluate a tiny random model of each family (transformers {transformers}, PEFT {peft}). {full} of {count}
-families pass in every column that was tested. An empty cell was not tested, and neither were families that are not in the table.
+families pass in every column that was tested. Empty cells, and families that are not in the table, were not tested.
 """
 
 

@@ -54,9 +54,9 @@ BEGINNING = """# Settings of training
 This page lists every setting of `rove rl` and `rove sft` with its default. You can set each of them in a settings file
 (`@ rl.toml`, [an example](training.md#a-settings-file)) or with a flag. The flag is `--key value` or, for a setting in a table,
 `--table.key value` (for example, `--lora.rank 8`). In the second column, – means "not set". The third column states the range of
-each number. A value outside its range is an error before any work begins, also in settings that Python code creates; so are nan
-and infinity, for every setting. [training.md](training.md) explains most of the settings. A test checks that this page matches
-the types and docstrings in the code.
+each number. A value outside its range is reported as an error before any work begins, even if Python code creates the settings.
+The values nan and infinity are errors for every setting. [training.md](training.md) explains most of the settings. A test checks
+that this page matches the types and docstrings in the code.
 """
 
 

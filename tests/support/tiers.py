@@ -22,6 +22,10 @@ def each_row(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Che
     cases = [dict(zip(columns, row if len(columns) > 1 else (row,), strict=True)) for row in rows]
 
     def decorate(check: Check) -> Check:
+        def report(errors: list[BaseException]) -> None:
+            if errors:
+                raise BaseExceptionGroup(f"{len(errors)} of {len(cases)} rows failed", errors)
+
         @functools.wraps(check)
         def test(**fixtures: Any) -> None:
             errors: list[BaseException] = []
@@ -31,26 +35,69 @@ def each_row(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Che
                 except (Exception, pytest.fail.Exception) as error:
                     error.add_note(f"row {number}: {case!r}")
                     errors.append(error)
-            if errors:
-                raise BaseExceptionGroup(f"{len(errors)} of {len(cases)} rows failed", errors)
+            report(errors)
+
+        @functools.wraps(check)
+        async def async_test(**fixtures: Any) -> None:
+            errors: list[BaseException] = []
+            for number, case in enumerate(cases):
+                try:
+                    await check(**fixtures, **case)
+                except (Exception, pytest.fail.Exception) as error:
+                    error.add_note(f"row {number}: {case!r}")
+                    errors.append(error)
+            report(errors)
 
         signature = inspect.signature(check)
         fixtures = [parameter for name, parameter in signature.parameters.items() if name not in columns]
-        test.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
-        return test
+        chosen: Check = async_test if inspect.iscoroutinefunction(check) else test
+        chosen.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
+        return chosen
 
     return decorate
 
 
-def first_quick(cases: Iterable[Any], count: int = 1) -> list[Any]:
-    """The first `count` cases as they are, the others for `make test-broad`; cases of several values are tuples."""
-    return [case if place < count else _broad(case) for place, case in enumerate(cases)]
+def first_quick(cases: Iterable[Any], count: int = 1, broad: int | None = 1) -> list[Any]:
+    """The first `count` cases as they are, the next `broad` of them for `make test-broad`, the others for `make test-slow`.
+
+    With `broad` None, all others are for `make test-broad`. Cases of several values are tuples.
+    """
+    marked: list[Any] = []
+    for position, case in enumerate(cases):
+        if position < count:
+            marked.append(case)
+        elif broad is None or position < count + broad:
+            marked.append(_marked(case, pytest.mark.broad))
+        else:
+            marked.append(_marked(case, pytest.mark.slow))
+    return marked
 
 
-def some_quick(cases: Iterable[Any], every: int) -> list[Any]:
-    """Of long tables of many kinds of cases: one in `every` as it is, the others for `make test-broad`."""
-    return [_broad(case) if place % every else case for place, case in enumerate(cases)]
+def some_quick(cases: Iterable[Any], every: int, broad_every: int | None = None) -> list[Any]:
+    """Of long tables of many kinds of cases: one in `every` as it is, one in `broad_every` for `make test-broad`, the others for
+    `make test-slow`.
+
+    With `broad_every` None, all others are for `make test-broad`.
+    """
+    marked: list[Any] = []
+    for position, case in enumerate(cases):
+        if position % every == 0:
+            marked.append(case)
+        elif broad_every is None or position % broad_every == 1:
+            marked.append(_marked(case, pytest.mark.broad))
+        else:
+            marked.append(_marked(case, pytest.mark.slow))
+    return marked
 
 
-def _broad(case: Any) -> Any:
-    return pytest.param(*(case if type(case) is tuple else (case,)), marks=pytest.mark.broad)
+def some_broad(cases: Iterable[Any], every: int) -> list[Any]:
+    """Of long tables none of whose cases is quick: one in `every` for `make test-broad`, the others for `make test-slow`."""
+    marked: list[Any] = []
+    for position, case in enumerate(cases):
+        mark = pytest.mark.slow if position % every else pytest.mark.broad
+        marked.append(_marked(case, mark))
+    return marked
+
+
+def _marked(case: Any, mark: pytest.MarkDecorator) -> Any:
+    return pytest.param(*(case if type(case) is tuple else (case,)), marks=mark)

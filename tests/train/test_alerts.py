@@ -277,7 +277,7 @@ def test_diverging_sft_is_reported_immediately():
     [(step, name, text)] = alert_history(rows, AlertLimits())
     assert (step, name) == (2, "loss_growth")
     assert text.startswith("loss_growth: 2,607 nats per token, and it was 5.8 before")
-    assert "a tenth of the learning rate (up to 10 so far)" in text
+    assert "a tenth of learning_rate (up to 10 so far)" in text
 
 
 def test_a_rising_rl_loss_is_no_alert():
@@ -287,3 +287,57 @@ def test_a_rising_rl_loss_is_no_alert():
 
 def test_growth_of_small_losses_is_no_alert():
     assert alert_history(history(loss=[0.2, 0.01, 0.01, 0.02, 0.3, 0.3])) == []
+
+
+HELD_OUT = "eval/sampled/reward/mean"
+
+
+def test_zero_advantage_groups_are_no_alert_while_the_held_out_reward_rises():
+    rows = history(groups__zero_spread=[1.0] + [8.0] * 5, groups__all=[9.0] * 6)
+    assert ALERTS["zero_advantage_groups"](rows, LIMITS) is not None
+    rising = [{**row, HELD_OUT: 0.945 + 0.01 * row["step"]} for row in rows]
+    assert ALERTS["zero_advantage_groups"](rising, LIMITS) is None
+    falling = [{**row, HELD_OUT: 0.945 - 0.01 * row["step"]} for row in rows]
+    assert ALERTS["zero_advantage_groups"](falling, LIMITS) is not None
+
+
+def test_rewards_below_the_held_out_reward_show_no_memorization():
+    rewards = {"reward__mean": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]}
+    flat = [{**row, HELD_OUT: 0.75} for row in history(**rewards)]
+    assert ALERTS["held_out_flat"](flat[:-1], LIMITS) is None
+    assert ALERTS["held_out_flat"]([{**row, HELD_OUT: 0.5} for row in flat], LIMITS) is not None
+
+
+def test_low_entropy_is_no_alert_while_the_held_out_reward_rises():
+    rows = history(entropy__all__mean=[1.0, 1.0, 0.05, 0.05], reward__mean=[0.5] * 4)
+    assert ALERTS["entropy_collapse"](rows, LIMITS) is not None
+    rising = [{**row, HELD_OUT: 0.5 + 0.1 * row["step"]} for row in rows]
+    assert ALERTS["entropy_collapse"](rising, LIMITS) is None
+
+
+def test_a_collapse_is_refuted_by_a_rising_held_out_reward():
+    rows = history(reward__mean=[0.5] * 4 + [0.1] * 2, groups__zero_spread=[0.0] * 4 + [8.0] * 2, groups__all=[8.0] * 6)
+    assert ALERTS["policy_collapse"](rows, LIMITS) is not None
+    assert (
+        ALERTS["policy_collapse"]([{**rows[0], HELD_OUT: 0.5}, *rows[1:-1], {**rows[-1], HELD_OUT: 0.6}], LIMITS)
+        is None
+    )
+    assert ALERTS["policy_collapse"]([{**rows[0], HELD_OUT: 0.5}, *rows[1:-1], {**rows[-1], HELD_OUT: 0.2}], LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "cause"),
+    [
+        ([0.2, 0.9, 0.9, 0.9, 0.9], "no reward function reads the additional tokens"),
+        ([0.1, 0.3, 0.5, 0.7, 0.9], "the reward favors length"),
+    ],
+)
+def test_growing_responses_are_explained_by_the_reward(rewards: list[float], cause: str):
+    lengths = [10.0, 11.0, 20.0, 25.0, 30.0]
+    rows = history(
+        reward__mean=[reward for reward in rewards for _ in range(2)],
+        length__mean=[length for length in lengths for _ in range(2)],
+    )
+    finding = ALERTS["length_growth"](rows, LIMITS)
+    assert finding is not None
+    assert finding.cause == cause

@@ -16,6 +16,7 @@ import torch
 import vllm_server
 from fakes import tiny_model
 from safetensors.torch import load_file
+from tiers import first_quick
 from vllm_server import FakeVLLM
 
 from rove.core.errors import ConfigError, RunError
@@ -99,7 +100,7 @@ def test_training_through_a_server_raises_the_reward(tmp_path: Path, fake: FakeV
     assert not list((run / "vllm").glob("weights-*"))
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_resumed_run_continues_with_its_weights(tmp_path: Path, fake: FakeVLLM):
     def stop(step: int, metrics: Any) -> None:
         if step == 3:
@@ -126,6 +127,7 @@ def test_evaluations_use_the_same_server(tmp_path: Path, fake: FakeVLLM, envs: s
     assert 0.0 in temperatures
 
 
+@pytest.mark.broad
 def test_asynchronous_collection_uses_older_weights(tmp_path: Path, fake: FakeVLLM):
     run = tmp_path / "run"
     train(run, vllm_settings(fake.url, steps=3, max_off_policy_steps=1, checkpoint_every=99))
@@ -144,7 +146,7 @@ def weight_calls(fake: FakeVLLM) -> list[str]:
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("ahead", first_quick([2, 0], broad=0))
 def test_only_the_adapter_is_sent_to_the_server(tmp_path: Path, fake: FakeVLLM, ahead: int):
     run = tmp_path / "run"
     train(run, vllm_settings(fake.url, steps=3, lora__rank=2, learning_rate=0.05, max_off_policy_steps=ahead))
@@ -166,7 +168,8 @@ def adapter_bytes(folder: Path) -> int:
 
 @pytest.mark.broad
 @pytest.mark.parametrize(
-    ("fault", "said"), [("no_lora", "HTTP 404"), ("refuses_lora", "does not yet support DoRA"), ("", "")]
+    ("fault", "said"),
+    first_quick([("no_lora", "HTTP 404"), ("refuses_lora", "does not yet support DoRA"), ("", "")], broad=0),
 )
 def test_a_rejected_adapter_is_merged_into_full_weights(
     tmp_path: Path, fake: FakeVLLM, fault: str, said: str, caplog: pytest.LogCaptureFixture
@@ -185,6 +188,7 @@ def test_a_rejected_adapter_is_merged_into_full_weights(
     assert not list((run / "vllm").glob("weights-*"))
 
 
+@pytest.mark.broad
 def test_adapter_layers_that_a_server_ignores_are_detected(
     tmp_path: Path, fake: FakeVLLM, monkeypatch: pytest.MonkeyPatch
 ):

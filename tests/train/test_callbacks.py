@@ -53,13 +53,14 @@ def test_an_alert_is_reported_once_and_saved(tmp_path: Path):
     assert [msgspec.convert(row, Finding) for row in Run(tmp_path).alerts()] == alerts
 
 
+@pytest.mark.broad
 def test_the_default_limits_cause_no_alerts(tmp_path: Path):
     assert train_with_callbacks(tmp_path, settings()) == ([], [])
     assert not (tmp_path / "alerts.jsonl").exists()
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("kills", first_quick([[2], [3], [2, 4]]))
+@pytest.mark.parametrize("kills", first_quick([[2], [3], [2, 4]], broad=0))
 def test_a_resumed_run_has_every_alert_once(tmp_path: Path, kills: list[int]):
     config = settings(alerts=SENSITIVE_LIMITS)
     for kill_at in kills:
@@ -69,7 +70,7 @@ def test_a_resumed_run_has_every_alert_once(tmp_path: Path, kills: list[int]):
     assert [(a["step"], a["id"]) for a in Run(tmp_path).alerts()] == [(2, "length_growth"), (2, "grad_norm_spike")]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_rollout_is_shown_every_n_steps(tmp_path: Path):
     _, shown = train_with_callbacks(tmp_path, settings(show_every=2))
     assert [(step, record.step) for step, record in shown] == [(2, 2), (4, 4)]

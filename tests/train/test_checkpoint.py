@@ -161,7 +161,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", some_quick(DAMAGES, 5))
+@pytest.mark.parametrize("name", some_quick(DAMAGES, 5, broad_every=4))
 def test_a_damaged_run_resumes_from_the_previous_checkpoint(
     stopped: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ):

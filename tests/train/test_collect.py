@@ -8,6 +8,7 @@ import openai
 import pytest
 from fakes import record_of
 from made import record
+from tiers import first_quick
 
 import rove as vf
 from rove.core.errors import ConfigError, RunError
@@ -135,7 +136,7 @@ def test_a_reward_function_that_raises_in_only_one_environment_is_no_error():
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("steps", first_quick([2, 0], broad=0))
 def test_an_agent_that_sets_its_own_temperature_is_rejected(tmp_path: Path, steps: int):
     async def agent(access: Access, state: vf.State) -> None:
         async with openai.AsyncOpenAI(base_url=access.base_url, api_key=access.api_key, max_retries=0) as sdk:
@@ -154,6 +155,7 @@ def test_an_agent_that_sets_its_own_temperature_is_rejected(tmp_path: Path, step
     assert {record.temperature for record in rollouts_of(tmp_path / "run")} == {1.0}
 
 
+@pytest.mark.broad
 def test_examples_that_always_fail_or_succeed_are_skipped(tmp_path: Path):
     config = settings(steps=8, filter__hard_threshold=0.0, filter__easy_threshold=1.0)
     train(tmp_path, config, Moody())
@@ -164,6 +166,7 @@ def test_examples_that_always_fail_or_succeed_are_skipped(tmp_path: Path):
     assert sum(metric_values(tmp_path, "examples/skipped")[4:]) >= 8
 
 
+@pytest.mark.broad
 def test_skipped_examples_are_tried_again_after_the_difficulty_window(tmp_path: Path):
     train(tmp_path, settings(steps=12, filter__hard_threshold=0.0, filter__difficulty_window=5, max_tokens=2), Moody())
     first, later = examples_by_step(tmp_path)[4:5], examples_by_step(tmp_path)[5:]
@@ -185,6 +188,7 @@ def test_a_column_determines_the_examples_of_a_step(tmp_path: Path, options: dic
     assert levels == ([[0, 1, 2, 3]] * 4 if mixes else [[0] * 4, [1] * 4, [2] * 4, [3] * 4])
 
 
+@pytest.mark.broad
 def test_the_number_of_quantiles_changes_the_order(tmp_path: Path):
     for bins in (2, 4):
         options = {"curriculum__stratify": "level", "curriculum__stratify_bins": bins}
@@ -216,7 +220,13 @@ ALL_OPTIONS = {
 @pytest.mark.broad
 @pytest.mark.parametrize(
     "options",
-    [ALL_OPTIONS, {"curriculum__column": "level", "filter__dynamic_sampling_rounds": 1, "filter__easy_threshold": 1.0}],
+    first_quick(
+        [
+            ALL_OPTIONS,
+            {"curriculum__column": "level", "filter__dynamic_sampling_rounds": 1, "filter__easy_threshold": 1.0},
+        ],
+        broad=0,
+    ),
 )
 def test_a_killed_run_draws_the_same_examples_and_ends_with_the_same_weights(tmp_path: Path, options: dict[str, Any]):
     config = settings(steps=7, **options)

@@ -21,6 +21,7 @@ from rove.train.diagnosis import (
     before_training,
     during_rl,
     during_sft,
+    is_refuted,
     is_stuck,
 )
 from rove.train.sequences import TrainingSequence
@@ -225,6 +226,15 @@ def rl(rewards: list[float], zero: float = 0.0, held_out: float | None = None) -
     return rows
 
 
+def measured(
+    step: int, reward: float, length: float = 10.0, truncated: float = 0.0, half_width: float = 0.01
+) -> dict[str, float]:
+    """Return the metrics of a held-out evaluation."""
+    values = {"reward/mean": reward, "reward/interval_high": reward + half_width, "length/mean": length}
+    values["truncated"] = truncated
+    return {"step": step, **{f"eval/sampled/{name}": value for name, value in values.items()}}
+
+
 @each_row(
     ("history", "kinds"),
     [
@@ -232,9 +242,11 @@ def rl(rewards: list[float], zero: float = 0.0, held_out: float | None = None) -
         (rl([0.7] * 10 + [0.1] * 10), ["learning_rate"]),
         (rl([0.7] * 10 + [0.4] * 10, held_out=0.7), []),  # harder examples by chance
         (rl([0.7 - 0.01 * step for step in range(40)]), ["collapse"]),
-        (rl([1.0] * 10, zero=32.0), ["saturated"]),
-        (rl([0.92] * 10, zero=27.0), ["saturated"]),
-        (rl([0.92] * 10, zero=16.0), []),
+        ([measured(0, 0.97), *rl([1.0] * 10, zero=32.0, held_out=0.97)], ["saturated"]),
+        ([measured(0, 0.97), *rl([1.0] * 10, zero=16.0, held_out=0.97)], []),  # half of the groups still differ
+        ([measured(0, 0.92), *rl([0.97] * 10, zero=27.0, held_out=0.92)], []),  # high only on training examples
+        ([measured(0, 0.97), *rl([1.0] * 10, zero=32.0), measured(20, 0.995)], []),  # learned since
+        (rl([1.0] * 10, zero=32.0), []),  # the initial weights were not measured
         (rl([*[0.5] * 5, *[1.0] * 10], zero=32.0), []),  # learned by RL
         (rl([0.7, 0.3, 0.4, 0.3, 0.3]), ["learning_rate"]),  # the first update destroys the policy
         ([*rl([0.8] * 9), {**rl([0.8])[0], "eval/sampled/reward/mean": 0.2}], ["memorized"]),
@@ -255,6 +267,56 @@ def rl(rewards: list[float], zero: float = 0.0, held_out: float | None = None) -
 )
 def test_during_rl_finds_the_cause_of_no_progress(history: list[dict[str, float]], kinds: list[str]):
     assert [finding.id for finding in during_rl(history, task(weakest=0.0, best=0.8, highest=1.0))] == kinds
+
+
+SHORT = [measured(0, 0.90), measured(10, 0.97, 10.4), measured(20, 0.98, 10.9)]
+LONG = [measured(30, 0.97, 14.0), measured(40, 0.99, 19.0), measured(50, 0.98, 24.0, 0.3)]
+
+
+@each_row(
+    ("history", "is_drift"),
+    [
+        ([*SHORT, *LONG], True),
+        ([*SHORT, *LONG[:2]], False),  # two measurements may be noise
+        ([*SHORT, *LONG, measured(60, 0.98, 11.0)], False),  # short again
+        ([*SHORT[:2], *(measured(step, 0.97, 10.0, 0.1) for step in (20, 30, 40))], True),  # truncated
+        ([measured(step, 0.5 + 0.01 * step, 10.0 + step) for step in range(0, 50, 10)], False),  # the reward pays
+        ([measured(step, 0.9, 100.0 + step) for step in range(10)], False),  # less than a fifth longer
+        ([measured(step, 0.9, 1.0 + 0.1 * step) for step in range(10)], False),  # less than a token
+    ],
+)
+def test_drift_is_growth_that_the_reward_does_not_pay_for(history: list[dict[str, float]], is_drift: bool):
+    known = task(weakest=0.0, best=1.0, highest=1.0)
+    findings = during_rl(history, known)
+    assert [finding.id for finding in findings] == (["drift"] if is_drift else [])
+    assert is_refuted("drift", history, known) != is_drift
+
+
+def test_drift_names_the_last_step_with_short_responses():
+    [finding] = during_rl([*SHORT, *LONG], task(weakest=0.0, best=1.0, highest=1.0))
+    assert finding.text == (
+        "since step 20, responses have grown from 10.9 to 24.0 tokens per rollout (10.0 at first), 30% of them are truncated "
+        "(0% at first), and the reward has not risen (0.980 then, 0.980 now)"
+    )
+
+
+@each_row(
+    ("kind", "history", "expected"),
+    [
+        ("saturated", [measured(0, 0.97), measured(10, 0.975)], False),
+        ("saturated", [measured(0, 0.97), measured(10, 0.99)], True),
+        ("no_spread", [measured(0, 0.2), measured(10, 0.3)], True),
+        ("learning_rate", [measured(0, 0.9), measured(10, 0.3)], False),
+        ("learning_rate", [measured(0, 0.9), measured(10, 0.3), measured(20, 0.9)], True),
+        ("memorized", [measured(0, 0.3), *rl([0.9] * 5, held_out=0.3)], False),
+        ("memorized", [measured(0, 0.3), *rl([0.9] * 5, held_out=0.8)], True),
+        ("no_progress", [measured(0, 0.0), measured(10, 0.05)], False),
+        ("no_progress", [measured(0, 0.0), measured(10, 0.6)], True),
+        ("no_progress", rl([0.6] * 5)[:4], False),  # nothing is measured
+    ],
+)
+def test_later_held_out_rewards_refute_findings(kind: str, history: list[dict[str, float]], expected: bool):
+    assert is_refuted(kind, history, task(weakest=0.0, best=1.0, highest=1.0)) == expected
 
 
 def test_no_progress_is_reported_after_a_tenth_of_the_steps():

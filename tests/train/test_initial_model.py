@@ -56,6 +56,7 @@ def test_messages_need_a_template_and_the_error_comes_before_the_run(base: str):
     assert not Path("runs").exists()
 
 
+@pytest.mark.broad
 def test_a_base_model_trains_on_raw_texts_without_a_template(base: str):
     result = rove.rl(base, environment(message_type="completion"), **SIZES)
     record = next(iter(result.run.finished()))
@@ -118,3 +119,41 @@ def test_models_that_run_elsewhere_refuse_the_settings(settings: dict[str, Any])
         rove.make_client("gpt", base_url="http://localhost:1/v1", **settings)
     with pytest.raises(ConfigError, match=f"{name} is .*is a scripted policy"):
         rove.make_client("scripted:teacher", environment(), **settings)
+
+
+NO_SYSTEM = """{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|end|>\\n' }}{% endfor %}
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+def test_messages_that_the_template_rejects_are_an_error_before_the_run(base: str):
+    (Path(base) / "chat_template.jinja").write_text(NO_SYSTEM)
+    with_system = environment(system_prompt="Be brief.")
+    message = "rejects messages with the roles system, user: .*System role not supported; change the roles"
+    with pytest.raises(ConfigError, match=message):
+        rove.make_client(base, with_system)
+    with pytest.raises(ConfigError, match=message):
+        rove.evaluate_model(base, with_system)
+    with pytest.raises(ConfigError, match=message):
+        rove.rl(base, with_system, **SIZES)
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"messages": chat}, {"messages": chat}, {"messages": [{"role": "system", "content": "s"}, *chat]}]
+    with pytest.raises(ConfigError, match=f"row 3: .*{message}"):
+        rove.sft(base, rows)
+    assert not Path("runs").exists()
+
+
+def test_a_prompt_that_a_rollout_completes_or_an_agent_reads_is_not_rendered(base: str):
+    (Path(base) / "chat_template.jinja").write_text(NO_SYSTEM)
+    rows = [{"prompt": [{"role": "system", "content": "s"}], "answer": ""}]
+    rove.make_client(base, rove.SingleTurnEnv(dataset=rows))
+    rows = [{"question": "q", "answer": ""}]
+    rove.make_client(base, rove.AgentEnv(lambda access, state: "", dataset=rows, system_prompt="for the agent"))
+
+
+def test_an_evaluation_says_how_many_prompts_did_not_fit(base: str, capsys: pytest.CaptureFixture[str]):
+    rows = [{"question": "hi", "answer": ""}, {"question": "long " * 2000, "answer": ""}]
+    env = rove.SingleTurnEnv(dataset=rows, rubric=rove.Rubric(funcs=[lambda completion: len(completion)]))
+    rove.evaluate_model(base, env, chat_template="chatml", num_examples=2, rollouts_per_example=2, max_tokens=2)
+    text = " ".join("".join(capsys.readouterr()).split())
+    assert "2 of 4 rollouts ended because the prompt did not fit the model's context" in text

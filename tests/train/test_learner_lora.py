@@ -66,7 +66,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.broad
 @pytest.mark.usefixtures("bf16_products")
-@pytest.mark.parametrize("kind", first_quick(KINDS))
+@pytest.mark.parametrize("kind", first_quick(KINDS, broad=0))
 def test_a_killed_run_ends_with_exactly_the_same_adapter(tmp_path: Path, kind: str):
     config = settings(**LORA, **KINDS[kind])
     train(tmp_path / "whole", config, two_turns())
@@ -80,6 +80,7 @@ def test_a_killed_run_ends_with_exactly_the_same_adapter(tmp_path: Path, kind: s
     assert rollouts_of(tmp_path / "killed") == rollouts_of(tmp_path / "whole")
 
 
+@pytest.mark.broad
 def test_rollouts_are_sampled_with_the_trained_adapter(tmp_path: Path):
     train(tmp_path, settings(**LORA, temperature=1.25), two_turns())
     for m in metrics_of(tmp_path):
@@ -136,7 +137,7 @@ def test_a_saved_adapter_gives_the_same_logits_as_the_trained_model(tmp_path: Pa
 
 @pytest.mark.broad
 @pytest.mark.usefixtures("bf16_products")
-@pytest.mark.parametrize("kind", first_quick(["plain", "ahead", "bf16"]))
+@pytest.mark.parametrize("kind", first_quick(["plain", "ahead", "bf16"], broad=0))
 def test_only_the_adapter_weights_are_sent_to_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
     sent: list[Any] = []
     original_update = Engine.update_weights
@@ -152,7 +153,7 @@ def test_only_the_adapter_weights_are_sent_to_the_engine(tmp_path: Path, monkeyp
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("every", first_quick([None, 2]))
+@pytest.mark.parametrize("every", first_quick([None, 2], broad=0))
 def test_the_reference_shares_the_base_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None):
     """Log-probabilities equal those of the base model exactly or, with syncs, those of the model at the last sync."""
     update, matches, versions = Learner.update, [], [tiny_model().model]
@@ -186,7 +187,7 @@ def test_the_kl_penalty_limits_the_change_of_the_adapter(tmp_path: Path):
     assert norms[1] < norms[0]
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+@pytest.mark.parametrize("arch", first_quick(["llama", "qwen3"]))
 def test_packing_and_micro_batches_do_not_change_the_gradient(arch: str):
     config, gradients = settings(**LORA), []
     for size, pack in ((1000, True), (40, True), (1000, False), (40, False)):
@@ -250,7 +251,7 @@ def test_without_dropout_the_random_state_is_not_isolated():
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("more", first_quick([{}, {"lora__dropout": 0.3}]), ids=["plain", "dropout"])
+@pytest.mark.parametrize("more", first_quick([{}, {"lora__dropout": 0.3}], broad=0), ids=["plain", "dropout"])
 def test_sft_reduces_the_loss_and_resumes_exactly(tmp_path: Path, more: dict[str, Any]):
     config = sft_settings(lora__rank=4, learning_rate=3e-2, epochs=6, **more)
     train_sft(tmp_path / "whole", config, lawful())

@@ -159,3 +159,22 @@ def test_a_card_inherits_only_names_on_the_hub(tmp_path: Path, base: object):
     data: Any = metadata_load(tmp_path / "final" / CARD)
     assert "base_model" not in data
     assert data["license_link"] == "x/LICENSE"
+
+
+def test_the_card_shows_the_variables_of_the_template_that_the_model_was_trained_with(tmp_path: Path):
+    run, config = rl_run(tmp_path)
+    write_card(tmp_path / "final", run, config, {"steps": 2})
+    assert "AutoTokenizer" not in (tmp_path / "final" / CARD).read_text()
+    (tmp_path / "final" / "template_args.json").write_text('{"enable_thinking": false, "effort": "low"}')
+    write_card(tmp_path / "final", run, config, {"steps": 2})
+    card = (tmp_path / "final" / CARD).read_text()
+    assert 'tokenizer = AutoTokenizer.from_pretrained("FOLDER")' in card
+    assert "messages, add_generation_prompt=True, enable_thinking=False, effort='low')" in card
+    (tmp_path / "final" / "adapter_config.json").write_text("{}")
+    (tmp_path / "final" / "chat_template.jinja").write_text("{{ messages }}")
+    write_card(tmp_path / "final", run, config, {"steps": 2})
+    card = (tmp_path / "final" / CARD).read_text()
+    assert (
+        'AutoTokenizer.from_pretrained("BASE MODEL")\ntokenizer.chat_template = open("FOLDER/chat_template.jinja")'
+        in card
+    )

@@ -94,6 +94,7 @@ def exchange(prompt: list[int], response: list[int]) -> TrainingSequence:
     return TrainingSequence([*prompt, *response], mask, [0.0] * len(mask), [0.0] * len(mask))
 
 
+@pytest.mark.broad
 @each_row(
     ("answer", "expected"),
     [
@@ -112,6 +113,7 @@ def test_prompts_are_related_detects_single_token_dependencies(answer: Any, expe
     assert prompts_are_related(sequences[:400]) is None
 
 
+@pytest.mark.broad
 def test_unrelated_prompts_are_rarely_called_related():
     rng = random.Random(1)
     results = [

@@ -114,7 +114,7 @@ def metrics_of(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("loss", ["cispo", "grpo"])
+@pytest.mark.parametrize("loss", first_quick(["cispo", "grpo"], broad=0))
 def test_the_reward_rises(tmp_path: Path, loss: str):
     train(
         tmp_path,
@@ -137,6 +137,7 @@ def test_every_step_trains_on_policy(tmp_path: Path):
         assert record.temperature == 1.25
 
 
+@pytest.mark.broad
 def test_mismatch_metrics_come_from_the_first_of_several_updates(tmp_path: Path):
     train(tmp_path, settings(num_iterations=2), two_turns())
     for m in metrics_of(tmp_path):
@@ -152,6 +153,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.broad
 def test_the_kl_penalty_limits_the_distance_from_the_initial_model(tmp_path: Path):
     initial, distances = torch.cat([p.flatten() for p in tiny_model().model.parameters()]), []
     for penalty in (0.0, 10.0):
@@ -161,7 +163,7 @@ def test_the_kl_penalty_limits_the_distance_from_the_initial_model(tmp_path: Pat
     assert distances[1] < distances[0]
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_run_with_a_reference_and_several_updates_resumes_exactly(tmp_path: Path):
     config = settings(loss__kl_penalty=1.0, num_iterations=2)
     train(tmp_path / "whole", config, two_turns())
@@ -172,7 +174,9 @@ def test_a_run_with_a_reference_and_several_updates_resumes_exactly(tmp_path: Pa
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("more", first_quick([{}, {"max_off_policy_steps": 1}]), ids=["in step", "playing ahead"])
+@pytest.mark.parametrize(
+    "more", first_quick([{}, {"max_off_policy_steps": 1}], broad=0), ids=["in step", "playing ahead"]
+)
 def test_a_run_with_a_synced_reference_resumes_exactly(tmp_path: Path, more: dict[str, Any]):
     """The checkpoint of step 3 has the reference of step 2; the checkpoint of step 6 has the reference synced in that step."""
     config = settings(loss__kl_penalty=1.0, loss__sync_reference_every=2, steps=7, checkpoint_every=3, **more)
@@ -185,6 +189,7 @@ def test_a_run_with_a_synced_reference_resumes_exactly(tmp_path: Path, more: dic
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
 
 
+@pytest.mark.broad
 def test_the_reference_equals_the_model_at_the_last_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     matches: list[list[bool]] = []  # by step: whether the reference equals each version so far
     versions: list[torch.Tensor] = []
@@ -220,6 +225,7 @@ def test_a_killed_run_ends_with_exactly_the_same_weights(uninterrupted: Path, tm
     assert tokens_of(tmp_path) == tokens_of(uninterrupted)
 
 
+@pytest.mark.broad
 def test_token_stats_of_some_rollouts_are_saved_without_changing_training(uninterrupted: Path, tmp_path: Path):
     records = {(r.step, r.example_key, r.rollout_index): r for r in rollouts_of(uninterrupted)}
     for step, rollouts in enumerate(tokens_of(uninterrupted), start=1):
@@ -238,6 +244,7 @@ def test_token_stats_of_some_rollouts_are_saved_without_changing_training(uninte
     assert metrics_of(tmp_path) == metrics_of(uninterrupted)
 
 
+@pytest.mark.broad
 def test_a_step_killed_between_sampling_and_training_is_sampled_again(
     uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -272,6 +279,7 @@ def test_old_checkpoints_are_deleted(uninterrupted: Path):
     assert sorted(p.name for p in (uninterrupted / "checkpoints").iterdir()) == ["4", "5"]
 
 
+@pytest.mark.broad
 def test_another_seed_gives_other_weights(uninterrupted: Path, tmp_path: Path):
     train(tmp_path, settings(seed=1), two_turns())
     assert weights_of(tmp_path) != weights_of(uninterrupted)
@@ -424,3 +432,16 @@ def test_an_example_drawn_twice_in_a_step_has_two_groups():
 def test_invalid_settings_are_rejected(wrong: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         settings(**wrong).check()
+
+
+def test_prompts_beyond_the_context_are_counted_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    rows = [{"question": "hi", "answer": ""}, {"question": "long " * 2000, "answer": ""}]
+    env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[letters]))
+    train(tmp_path, settings(steps=2), env)
+    overlong = [record for record in rollouts_of(tmp_path) if record.stop_condition == "prompt_too_long"]
+    assert overlong and not any(record.steps for record in overlong)
+    notes = [record.getMessage() for record in caplog.records if "did not fit" in record.getMessage()]
+    first_step = [record for record in overlong if record.step == 1]
+    assert len(notes) == 1
+    assert notes[0].startswith(f"step 1: {len(first_step)} of ")
+    assert f"context of 1024 tokens, {len(first_step)} of them before the first response" in notes[0]

@@ -131,7 +131,7 @@ def test_negative_max_off_policy_steps_are_rejected():
 
 @pytest.mark.broad
 @pytest.mark.usefixtures("bf16_products")
-@pytest.mark.parametrize("ahead", first_quick([0, 1]))
+@pytest.mark.parametrize("ahead", first_quick([0, 1], broad=0))
 def test_bf16_sampling_uses_a_rounded_copy_of_the_newest_weights(tmp_path: Path, ahead: int):
     config = off_policy_settings(bf16_sampling=True, max_off_policy_steps=ahead)
     equal = []

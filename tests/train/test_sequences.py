@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError
-from rove.core.records import StepTokens
+from rove.core.records import StepTokens, TrajectoryStep
 from rove.train.sequences import Origin, TrainingSequence, sequences_from_messages, sequences_from_record
 
 
@@ -19,7 +19,7 @@ def test_a_prompt_that_extends_the_previous_turn_continues_its_sequence():
             mask=[False, False, True, True, False, True],
             logprobs=[0.0, 0.0, -0.1, -0.2, 0.0, -0.3],
             advantages=[0.0, 0.0, 0.5, 0.5, 0.0, 0.5],
-            origin=Origin("a", 0, [(0, 2), (1, 1)]),
+            origin=Origin("a", 0, [(0, 2), (1, 1)], [0.0, 0.0]),
         )
     ]
 
@@ -40,7 +40,7 @@ def test_each_turn_keeps_its_own_advantage_in_any_sequence():
 
 def test_a_prompt_that_does_not_extend_the_previous_turn_starts_a_sequence():
     record = record_of([StepTokens([1, 2], [7, 8], [-0.1, -0.2]), StepTokens([1, 2, 7, 3], [9], [-0.3])])
-    first, second = Origin("a", 0, [(0, 2)]), Origin("a", 0, [(1, 1)])
+    first, second = Origin("a", 0, [(0, 2)], [0.0]), Origin("a", 0, [(1, 1)], [0.0])
     assert sequences_from_record(record, -1.0) == [
         TrainingSequence([1, 2, 7, 8], [False, False, True, True], [0, 0, -0.1, -0.2], [0, 0, -1, -1], origin=first),
         TrainingSequence([1, 2, 7, 3, 9], [False] * 4 + [True], [0] * 4 + [-0.3], [0] * 4 + [-1], origin=second),
@@ -119,16 +119,18 @@ def test_a_turn_continues_the_longest_sequence_that_it_extends():
             [False, False, True, False, True, False, True],
             [0, 0, -0.1, 0, -0.2, 0, -0.3],
             [0, 0, 1, 0, 1, 0, 1],
-            origin=Origin("a", 0, [(0, 1), (2, 1), (4, 1)]),
+            origin=Origin("a", 0, [(0, 1), (2, 1), (4, 1)], [0.0] * 3),
         ),
         TrainingSequence(
             [5, 6, 0, 7],
             [False, True, False, True],
             [0, -1, 0, -3],
             [0, 1, 0, 1],
-            origin=Origin("a", 0, [(1, 1), (5, 1)]),
+            origin=Origin("a", 0, [(1, 1), (5, 1)], [0.0] * 2),
         ),
-        TrainingSequence([1, 2, 6], [False, False, True], [0, 0, -2], [0, 0, 1], origin=Origin("a", 0, [(3, 1)])),
+        TrainingSequence(
+            [1, 2, 6], [False, False, True], [0, 0, -2], [0, 0, 1], origin=Origin("a", 0, [(3, 1)], [0.0])
+        ),
     ]
 
 
@@ -184,3 +186,29 @@ def test_assistant_messages_are_trained_with_advantage_1():
     assert sequence.advantages == [float(m) for m in mask]
     assert sequence.logprobs == [0.0] * len(expected_ids)
     assert renderer.decode([i for i, m in zip(sequence.ids, mask, strict=True) if m]) == "yes<|end|>"
+
+
+def test_sequences_have_the_rewards_of_their_turns():
+    tokens = [StepTokens([1], [2], [-0.1]), StepTokens([9], [8], [-0.4]), StepTokens([1, 2, 3], [4], [-0.2])]
+    steps = [TrajectoryStep([], [], tokens=turn) for turn in tokens]
+    steps[0]["reward"] = 0.25
+    origins = [sequence.origin for sequence in sequences_from_record(record_of(reward=1.0, steps=steps))]
+    assert origins == [Origin("a", 0, [(0, 1), (2, 1)], [0.25, 1.0]), Origin("a", 0, [(1, 1)], [0.0])]
+    failed = sequences_from_record(record_of(reward=None, steps=steps))
+    assert [sequence.origin.rewards for sequence in failed if sequence.origin] == [[], []]
+
+
+def test_a_record_without_tokens_is_tokenized_again_as_for_sft():
+    renderer = tiny_model().renderer
+    prompt, reply = [{"role": "user", "content": "say"}], [{"role": "assistant", "content": "hello"}]
+    record = record_of(steps=[TrajectoryStep(prompt, reply)], prompt=prompt, completion=reply)
+    [expected] = sequences_from_messages(renderer, [*prompt, *reply])
+    [sequence] = sequences_from_record(record, renderer=renderer)
+    assert sequence == expected
+    assert (sequence.origin, set(sequence.logprobs)) == (None, {0.0})
+    [halved] = sequences_from_record(record, 0.5, renderer)
+    assert halved.advantages == [0.5 * trained for trained in expected.mask]
+    with pytest.raises(ConfigError, match="advantages is a list of 1 numbers"):
+        sequences_from_record(record, [0.5], renderer)
+    exact = record_of([StepTokens([1], [2], [-0.1])])
+    assert sequences_from_record(exact, 1.0, renderer) == sequences_from_record(exact)

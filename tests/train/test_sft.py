@@ -106,6 +106,7 @@ def test_the_loss_falls_and_the_responses_are_learned(tmp_path: Path):
     assert logits.argmax(-1).tolist() == answer
 
 
+@pytest.mark.broad
 def test_early_stopping_keeps_the_weights_with_the_lowest_validation_loss(tmp_path: Path):
     seen: dict[int, Any] = {}
     config = settings(epochs=100, patience=3, validate_every=2)

@@ -14,11 +14,12 @@ from rove.core.messages import AssistantMessage, SystemMessage, ToolMessage, Use
 from rove.core.records import RolloutRecord
 from rove.envs.dataset import example_key
 from rove.rendering.renderer import Renderer
+from rove.rendering.template_settings import TemplateSettings
 from rove.rollouts.export import RunRows, write_rows
 from rove.runs.run import Run
 from rove.train.message_files import conversation_from_row
 from rove.train.sequences import TrainingSequence
-from rove.train.sft_data import SFTData, split, tokenize
+from rove.train.sft_data import SFTData, reasoning_notices, split, tokenize
 from rove.train.sft_preview import preview_sft
 from tests.train.test_sft import lawful, settings, train, weights_of
 
@@ -240,3 +241,40 @@ def test_other_sources_are_refused(tmp_path: Path):
         SFTData({"train": []}, settings())
     with pytest.raises(ConfigError, match="row 1: the row is 'messages'"):
         _ = SFTData(["messages"], settings()).conversations
+
+
+def test_conversations_that_are_lost_whole_are_named_with_the_flag(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    rows = [[UserMessage("hello"), AssistantMessage("world")]] * 3
+    rows += [
+        [UserMessage("hello"), AssistantMessage("world " * 20)],
+        [UserMessage("hello " * 20), AssistantMessage("x")],
+    ]
+    train(tmp_path, settings(epochs=1, max_length=12), rows)
+    assert "2 of 5 conversations are longer than 12 tokens (max_length): their last" in caplog.text
+    assert (
+        "not trained on, and 1 of them not at all, because their responses begin later; --overlong drop" in caplog.text
+    )
+
+
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+def test_reasoning_that_the_template_leaves_out_is_counted():
+    loaded = tiny_model()
+    loaded.tokenizer.chat_template = THINKING
+    thought = AssistantMessage("4", reasoning_content="two and two")
+    rows = [[UserMessage("2 + 2?"), thought], [UserMessage("1 + 1?"), AssistantMessage("2")]]
+    conversations = [conversation_from_row("", row) for row in rows]
+
+    def notices(renderer: Renderer) -> list[str]:
+        return reasoning_notices(renderer, tokenize(renderer, conversations, settings(), 1024), settings())
+
+    assert notices(Renderer(loaded.tokenizer)) == []
+    off = Renderer(loaded.tokenizer, settings=TemplateSettings(args={"enable_thinking": False}))
+    [notice] = notices(off)
+    assert notice.startswith("1 of 2 conversations have a reasoning_content that the chat template leaves out")

@@ -120,7 +120,7 @@ def test_a_reward_function_can_set_turn_rewards(tmp_path: Path):
     assert weights_of(tmp_path / "function") == weights_of(tmp_path / "environment")
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_training_on_turn_rewards_raises_them(tmp_path: Path):
     train(tmp_path, settings(steps=12, batch_size=64, rollouts_per_example=16, checkpoint_every=99), judged_env())
     rewards = [m["turn_reward/mean"] for m in metrics_of(tmp_path)]

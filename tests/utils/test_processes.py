@@ -101,6 +101,7 @@ def command_of(pid: str) -> str:
         return ""
 
 
+@pytest.mark.broad
 def test_released_memory_returns_to_the_system():
     def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from made import made_run, record
-from tiers import some_quick
+from made_training import made_training
+from tiers import first_quick, some_broad, some_quick
 
 from rove.core.errors import Error, RunError
 from rove.envs.multi_turn import SingleTurnEnv
@@ -29,7 +30,7 @@ from rove.stages.comparison import read_run
 from rove.viewer.api import ENDPOINTS, QueryParams
 from rove.viewer.app import make_viewer
 from rove.viewer.index import Index
-from rove.viewer.report import markdown, write_report
+from rove.viewer.report import markdown, stages_markdown, write_report, write_stages_report
 from rove.viewer.run_store import RunStore
 
 RUN_FILES = (
@@ -118,7 +119,7 @@ def use_run(path: Path, output: Path) -> list[str]:
         msgspec.json.encode(ENDPOINTS[name](store, QueryParams(list(params.items()))))
 
     run = Run(path)
-    for name in ENDPOINTS:
+    for name in ENDPOINTS.keys() - {"stages"}:  # the page of a folder of `rove train`
         attempt(lambda name=name: ask(name))
     attempt(lambda: write_report(run, output / "report.html"))
     attempt(lambda: markdown(run))
@@ -151,10 +152,9 @@ def replace_file(path: Path, kind: str, victim: Path) -> None:
         path.symlink_to("/dev/zero")
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "device"])
+@pytest.mark.parametrize("kind", some_broad(["link", "pipe", "folder", "device"], 3))
 @pytest.mark.parametrize("name", RUN_FILES)
-@pytest.mark.parametrize("made", ["eval", "rl"])
+@pytest.mark.parametrize("made", some_broad(["rl", "eval"], 2))
 def test_only_regular_files_of_a_run_folder_are_opened(tmp_path: Path, victim: Path, name: str, kind: str, made: str):
     make_full_run(tmp_path / "runs/good")
     run = make_full_run(tmp_path / "runs/bad", made)
@@ -176,10 +176,9 @@ def test_a_named_pipe_is_refused_by_name(tmp_path: Path, victim: Path, name: str
     assert check_listed(run.path)["status"] == "unreadable"
 
 
-@pytest.mark.broad
-@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("garbage", some_broad(GARBAGE, 8))
 @pytest.mark.parametrize("name", RUN_FILES)
-@pytest.mark.parametrize("made", ["eval", "rl"])
+@pytest.mark.parametrize("made", some_broad(["rl", "eval"], 2))
 def test_invalid_file_contents_cause_only_rove_errors(tmp_path: Path, name: str, garbage: str, made: str):
     make_full_run(tmp_path / "runs/good")
     run = make_full_run(tmp_path / "runs/bad", made)
@@ -188,7 +187,7 @@ def test_invalid_file_contents_cause_only_rove_errors(tmp_path: Path, name: str,
     check_listed(run.path)
 
 
-@pytest.mark.parametrize("name", some_quick(CONFIGS, 4))
+@pytest.mark.parametrize("name", some_quick(CONFIGS, 4, broad_every=8))
 def test_invalid_settings_are_errors_that_name_the_file(tmp_path: Path, name: str):
     make_full_run(tmp_path / "runs/good")
     run = make_full_run(tmp_path / "runs/bad")
@@ -379,3 +378,41 @@ def test_tokens_are_not_read_through_a_linked_folder(tmp_path: Path):
     (run.path / "tokens").symlink_to(tmp_path / "tokens")
     with pytest.raises(RunError, match="tokens is a symbolic link"):
         read_tokens(run.path, 1)
+
+
+TRAIN_ROWS = [
+    {
+        "name": "+ RL",
+        "model": "m",
+        "conditions": {"greedy": {"reward": "much", "tokens_per_rollout": 3, "truncation_share": "x"}},
+    },
+    {"name": "+ RL", "model": "m", "conditions": {"greedy": {"reward": {"mean": "much", "low": [], "high": 1}}}},
+    {"name": "+ RL", "model": "m", "conditions": {"../../good": {"reward": {"mean": 1e400}}}},
+    {"name": "+ \ud7ff", "model": "\x1b[31m", "conditions": {}},
+]
+
+
+@pytest.mark.parametrize(
+    "name", first_quick(["results.json", "complete.json", "diagnoses.json", "rl1/summary.json", "recipe.toml"])
+)
+def test_damaged_files_of_a_training_cause_only_rove_errors(tmp_path: Path, name: str):
+    make_full_run(tmp_path / "runs/good")
+    folder = made_training(tmp_path / "runs/bad")
+    contents = [
+        *GARBAGE.values(),
+        *(msgspec.json.encode([row]) for row in TRAIN_ROWS),
+        b'{"best": [], "stopped": {}}',
+        b"[{}]",
+    ]
+    for content in contents:
+        (folder.path / name).write_bytes(content)
+        store = RunStore(tmp_path / "runs")
+        try:
+            msgspec.json.encode(ENDPOINTS["stages"](store, QueryParams([("run", "bad")])))
+            write_stages_report(folder, tmp_path / "report.html")
+            stages_markdown(folder)
+        except Error as error:
+            assert name.rpartition("/")[2] in str(error) or "cannot be shown" in str(error)
+        rows = {row["name"]: row for row in ENDPOINTS["runs"](store, QueryParams([]))["runs"]}
+        assert rows["good"]["kind"] == "eval"
+        store.close()

@@ -43,7 +43,7 @@ ROWS = [
     ("wanted", "names"),
     [
         (Wanted(), "a b rl rl/evaluations/x/1 broken"),
-        (Wanted(measurements=False), "a b rl broken"),
+        (Wanted(without={"rl/evaluations/x/1"}), "a b rl broken"),
         (Wanted(text="quiz"), "a b"),
         (Wanted(text="QUIZ seed=2"), "b"),
         (Wanted(text="setting.seed=1"), "a"),

@@ -264,6 +264,7 @@ def test_the_same_weights_need_no_update(tmp_path: Path, fake: FakeVLLM):
 # Several servers and failures
 
 
+@pytest.mark.broad
 def test_requests_are_balanced_and_a_next_turn_goes_to_the_same_server(tmp_path: Path, folder: Path):
     with FakeVLLM(folder) as one, FakeVLLM(folder) as other:
         engine = synced(tmp_path, one.url, other.url)
@@ -313,6 +314,7 @@ def test_requests_of_an_unreachable_server_go_to_the_others(
             engine.update_weights(2, write_weights(tmp_path))
 
 
+@pytest.mark.broad
 def test_an_external_server_that_was_restarted_gets_its_weights_again(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):

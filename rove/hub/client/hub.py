@@ -78,7 +78,7 @@ class Releases(msgspec.Struct, kw_only=True):
     keys: list[str] = []
 
     def choose(self, version: str | None) -> Release:
-        """Return the given version or, without one, the newest that is not yanked; final releases are preferred."""
+        """Return the given version or, if it is None, the newest version that is not yanked; final releases are preferred."""
         if version is not None:
             for release in self.versions:
                 if release.version == version:
@@ -95,7 +95,7 @@ class Releases(msgspec.Struct, kw_only=True):
 
 
 def check_filename(name: str) -> str:
-    """Check a file name that will be written: not a path and not hidden. Return it."""
+    """Check that the name of a file to write is neither a path nor hidden, and return it."""
     if (
         not name
         or name.startswith(".")
@@ -109,7 +109,8 @@ def check_filename(name: str) -> str:
 SCHEMA = 1
 SEARCH = "/api/search"
 HUB_REFUSAL_STATUSES = (400, 401)
-"""HTTP statuses of a hub that rejects a query or a token; other statuses mean that a static server has no search API."""
+"""HTTP statuses with which a hub rejects a query or a token; any other error status means that a static server has no search
+API."""
 MAX_INDEX_BYTES = 64 << 20
 """Maximum size of the list of environments."""
 MAX_RELEASES_BYTES = 4 << 20
@@ -160,9 +161,10 @@ class Hub:
     async def search(
         self, words: str = "", tag: str | None = None, limit: int = 50, offset: int = 0
     ) -> tuple[list[EnvironmentEntry], int]:
-        """Search for environments that contain all words; return at most `limit` from `offset` on, and the total number.
+        """Search for environments whose texts contain all words; return at most `limit` results, starting at `offset`, and the
+        total number.
 
-        The hub's search API is used if it has one; otherwise the whole list is downloaded and filtered here.
+        If the hub has a search API, it is used; otherwise the whole list is downloaded and filtered on this machine.
         """
         query = {"q": words, "tag": tag or "", "limit": limit, "offset": offset}
         if self._transport.has_api:
@@ -263,7 +265,7 @@ class Hub:
         return True
 
     async def yank(self, reference: Reference, reason: str | None) -> None:
-        """Yank a version, so that it is installed only if named explicitly; None as the reason undoes this."""
+        """Yank a version, so that it is installed only if named explicitly; with the reason None, undo a yank."""
         path = f"/api/environments{_folder(reference)}/yank"
         if reason is None:
             await self._transport.call("DELETE", path)

@@ -179,8 +179,8 @@ def finder(
     """Find an installed environment; a finder for `rove.envs.loading.finders`.
 
     Args:
-        env_id: OWNER/NAME or OWNER/NAME@VERSION; other ids return None.
-        absent: Called for an environment that is not installed; may install it.
+        env_id: OWNER/NAME or OWNER/NAME@VERSION; for any other id, the result is None.
+        absent: Function that is called for an environment that is not installed; it may install the environment.
     """
     try:
         reference = parse_reference(env_id)

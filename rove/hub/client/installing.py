@@ -126,9 +126,9 @@ HINT = "install it without --into-current, into a virtual environment of its own
 
 
 def check_no_conflict(name: str, module: str) -> None:
-    """Check that a package replaces no distribution and hides no module of this interpreter, unless it is an environment.
+    """Check that a package replaces no distribution and hides no module of this interpreter, except for environments.
 
-    pip uninstalls a distribution of the same name first, even if it contains other modules.
+    pip first uninstalls a distribution of the same name, even if the distribution contains other modules.
 
     `name` is the package's normalized name, `module` its only top-level module.
     """
@@ -147,7 +147,7 @@ def check_no_conflict(name: str, module: str) -> None:
 
 
 def _other_module(module: str) -> Path | None:
-    """Return the file that `import module` would run, unless it is an environment; None if there is none."""
+    """Return the file that `import module` would run; None if there is no such file or it is an environment."""
     try:
         spec = importlib.util.find_spec(module)
     except ValueError:  # a module that is running and has no spec
@@ -241,12 +241,12 @@ def check_locked(locked: Locked, manifest: str, files: Iterable[HubFile], file: 
 
 INSTALL = ("install", "--quiet", "--no-input")
 NO_SOURCES = "--only-binary=:all:"
-"""Install dependencies from wheels only, because building from source runs a dependency's code."""
+"""Option of the installer to install dependencies only from wheels, because building from source runs a dependency's code."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A verified package that can be installed; a wheel that is not downloaded yet is verified by `fetch`."""
+    """A verified package that can be installed; if its wheel is not downloaded yet, `fetch` verifies the wheel later."""
 
     reference: Reference
     """The environment with its version."""
@@ -387,7 +387,7 @@ def _fill_folder(offer: Offer, wheel: Path, folder: Path, allow_source: bool) ->
 
 
 def install_into_current(offer: Offer, wheel: Path, allow_source: bool = False) -> None:
-    """Install a package into the current interpreter, where its dependencies can conflict with others."""
+    """Install a package into the current interpreter, where its dependencies can conflict with other packages."""
     check_no_conflict(offer.manifest.name, offer.manifest.module)
     _install(sys.executable, offer, wheel, allow_source)
     _remember_key(offer)

@@ -1,6 +1,6 @@
 """Address and token of the hub to use, and the trusted signing keys of owners.
 
-The first key seen for an owner is saved, and later versions must use the same key.
+The first signing key of an owner is saved, and later versions must be signed with the same key.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def check_owner_signature(
 ) -> str | None:
     """Verify the signature of a manifest and return its key; None if the owner has never signed a package.
 
-    `listed` are the owner's keys in the hub's index; `trusted` is a new key of the owner that the user confirmed.
+    `listed` contains the owner's keys in the hub's index; `trusted` is a new key of the owner that the user confirmed.
     """
     expected_key = trusted or known_key(hub, owner)
     if signature is None:

@@ -85,7 +85,7 @@ def _git(*words: str) -> str:
 
 
 def offer_of_wheel(wheel: Path, origin: str = "") -> Offer:
-    """Return a wheel as an offer, with the manifest next to it; without such a manifest, it is derived from the wheel."""
+    """Return a wheel as an offer, with the manifest next to it or, if there is none, a manifest derived from the wheel."""
     package = check_wheel(wheel)
     manifest, content = _adjacent_manifest(wheel, package.sha256)
     if manifest is not None:

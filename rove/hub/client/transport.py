@@ -18,9 +18,9 @@ from rove.core.masking import NO_KEY, Secrets
 from rove.core.plain import JsonValue
 
 RETRIES = 3
-"""Retries of a request after a temporary failure."""
+"""Maximum number of retries of a request after temporary failures."""
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TOTAL_TIMEOUT_S = 10.0, 30.0, 1800.0
-"""Time limits for connecting, for waiting for the next byte, and for a whole response."""
+"""Time limits in seconds for connecting, for waiting for the next byte, and for a whole response."""
 BACKOFF_S, MAX_BACKOFF_S = 0.5, 8.0
 MAX_RETRY_AFTER_S = 60.0
 CHUNK_BYTES = 1 << 18
@@ -76,7 +76,7 @@ class FolderTransport:
         self.where = Path(where)
 
     async def fetch(self, path: str, sink: Sink) -> None:
-        """Read the file at a path; errors as for `HttpTransport.fetch`."""
+        """Read the file at a path; raises the same errors as `HttpTransport.fetch`."""
         await asyncio.to_thread(self._read, path, sink)
 
     def _read(self, path: str, sink: Sink) -> None:
@@ -128,7 +128,7 @@ class HttpTransport:
         await self._with_retries(path, attempt)
 
     async def call(self, method: str, path: str, body: Callable[[], JsonValue] | None = None) -> JsonValue:
-        """Call the API and return its JSON response; errors as for `fetch`.
+        """Call the API and return its JSON response; raises the same errors as `fetch`.
 
         `body` creates the request body (JSON or a form) for each attempt.
         """

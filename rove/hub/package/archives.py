@@ -1,7 +1,7 @@
 """Check untrusted wheels and source archives without running their code.
 
-`unpacking` checks the archive format, `check_wheel` and `check_source` the contents, and `check_package` that a manifest
-describes both correctly. Every violation raises `PackageError` with the file name and the reason.
+`unpacking` checks the archive format; `check_wheel` and `check_source` check the contents; `check_package` checks that a manifest
+describes both archives correctly. Every violation raises `PackageError` with the file name and the reason.
 """
 
 from __future__ import annotations
@@ -34,19 +34,21 @@ from rove.hub.package.unpacking import Members, tar_members, zip_members
 LOAD = "load_environment"
 
 _COMPILED = re.compile(r"\.(so|pyd|dll|dylib|pyc|pyo)(\.[0-9]+)*\Z", re.IGNORECASE)
-"""Suffixes of compiled code; a shared library's version may follow."""
+"""Pattern of the suffixes of compiled code; a shared library's version may follow."""
 _STARTUP = (".pth", ".start", ".egg-link")
-"""Suffixes of files that Python or setuptools read when Python starts."""
+"""Suffixes of files that Python or setuptools reads when Python starts."""
 _DATA = re.compile(
     r"[a-z0-9][a-z0-9._-]*\.(toml|md|rst|txt|json|jsonl|csv|ya?ml)|(license|licence|copying|notice|authors|readme|changelog)",
     re.IGNORECASE,
 )
-"""Names of data files allowed next to the module. Packages for verifiers v0 install their pyproject.toml there."""
+"""Pattern of the names of data files that are allowed next to the module. Packages for verifiers v0 install their
+pyproject.toml there."""
 _METADATA = re.compile(
     r"METADATA|WHEEL|RECORD|entry_points\.txt|top_level\.txt|zip-safe|scm_[a-z_]+\.json|(licenses|license_files|sboms)/.+|"
     r"(?i:(licen[cs]e|copying|notice|authors|contributors)[^/]*)"
 )
-"""Allowed files of a `.dist-info` folder. Other files change what installers and importlib.metadata report."""
+"""Pattern of the files that are allowed in a `.dist-info` folder. Other files change what installers and importlib.metadata
+report."""
 _SECTION = re.compile(r"\[([^\[\]]*)\]")
 _ENTRY = re.compile(r"([A-Za-z0-9._-]+)[ \t]*=[ \t]*([A-Za-z0-9_.:]+)")
 
@@ -117,7 +119,7 @@ def _check_top(members: Members, info: str, project: str, name: str) -> str:
 
 
 def _check_name(top: str, is_folder: bool, project: str, name: str) -> None:
-    """Check that a module at the top is named like the package and hides no other module."""
+    """Check that a top-level module is named like the package and hides no other module."""
     if is_folder and top.lower().endswith(".data"):  # installers distribute NAME.data over the whole environment
         raise PackageError(f"{name}: {top}/ would write outside of the modules; keep data files in the package itself")
     module = top if is_folder else top.removesuffix(".py")
@@ -135,7 +137,7 @@ def _check_name(top: str, is_folder: bool, project: str, name: str) -> None:
 def _check_entry_points(content: bytes, project: str, module: str, name: str) -> None:
     """Check that all entry points are environments of the package itself.
 
-    importlib.metadata reads this file with a parser of its own: it interprets indented lines, other delimiters and
+    importlib.metadata reads this file with its own parser, which interprets indented lines, other delimiters and
     unusual line ends differently from `configparser`. Only lines that every parser reads in the same way are accepted.
     """
     source = f"{name}: its entry_points.txt"
@@ -216,7 +218,7 @@ class Wheel:
     module: str
     """Name of the only top-level module, which defines `load_environment`."""
     content: str
-    """SHA-256 over the files; see `Manifest.content`."""
+    """SHA-256 of all files together; see `Manifest.content`."""
     files: dict[str, str]
     """SHA-256 of every file except RECORD, by path."""
     sha256: str

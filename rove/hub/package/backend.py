@@ -78,13 +78,13 @@ def pack_source(members: Members, name: str, version: str) -> bytes:
 
 
 def unpack_wheel(content: bytes) -> Members:
-    """Return the files of a wheel that a local build made."""
+    """Return the files of a wheel that a local build produced."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return {info.filename: archive.read(info) for info in archive.infolist() if not info.is_dir()}
 
 
 def unpack_source(content: bytes) -> Members:
-    """Return the regular files of a source archive that a local build made."""
+    """Return the regular files of a source archive that a local build produced."""
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(content))) as archive:
         return {entry.name: archive.extractfile(entry).read() for entry in archive if entry.isfile()}  # pyright: ignore[reportOptionalMemberAccess]
 
@@ -95,7 +95,7 @@ IGNORED_FILES = shutil.ignore_patterns(
     *("__pycache__", "*.pyc", "*.egg-info", ".git", ".hg", ".venv", "venv", ".*_cache", ".hypothesis", ".DS_Store"),
     *(".env", ".env.*", ".envrc", ".netrc", ".pypirc", "*.pem", "*.key", "id_rsa", "id_ed25519"),
 )
-"""Files that are never packaged; the second row may contain secrets."""
+"""Files that are never packaged; the files in the second row may contain secrets."""
 GENERATED_FOLDERS = frozenset({OUTPUT, "build", "runs"})
 """Folders next to pyproject.toml that commands generate."""
 MAX_OUTPUT_LINES = 15
@@ -169,7 +169,7 @@ def copy_source(folder: Path, copy: Path) -> None:
 
 
 def _ignored_by_git(folder: Path) -> set[Path]:
-    """Return the paths in a folder that git ignores; none without git, or if git ignores the package itself."""
+    """Return the paths in a folder that git ignores; an empty set without git, or if git ignores the package itself."""
     listed = git_output(folder, "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
     names = [name.rstrip("/") for name in listed.split("\0")]
     ignored = {folder / name for name in names if name not in ("", ".")}

@@ -37,6 +37,7 @@ from rove.hub.package.manifest import (
     one_line,
 )
 from rove.hub.package.unpacking import Members
+from rove.hub.package.verifiers_v1 import check_verifiers_v1, write_verifiers_v1
 from rove.remote.environment import INTERPRETER_VARIABLES, rove_only_folder
 from rove.utils.files import atomic_replace
 from rove.workers import Workers
@@ -165,6 +166,9 @@ class Facts(msgspec.Struct, kw_only=True, frozen=True):
     network: bool = False
     """Whether the environment connected to another machine."""
     sandbox: bool = False
+    group_rewards: list[str] = []
+    """Names of the reward functions that need a whole group."""
+    message_type: str = "chat"
 
 
 def measure(
@@ -173,7 +177,7 @@ def measure(
     """Load the environment of a module and run its scripted policies.
 
     Args:
-        python: Interpreter with the package's dependencies (default: this one).
+        python: Interpreter with the package's dependencies (default: the current interpreter).
     """
     ours = [path for path in sys.path if path] if python is None else [rove_only_folder().name]
     workers = Workers(
@@ -211,9 +215,17 @@ class Built:
     """Contains the wheel, the source archive, manifest.json and README.md."""
     manifest: Manifest
     warnings: list[str] = field(default_factory=list)
+    verifiers_v1: Path | None = None
+    """The wheel that makes the environment a taskset of verifiers v1, if it was requested."""
 
 
-def build(folder: Path, output: Path | None = None, run_policies: bool = True, python: str | None = None) -> Built:
+def build(
+    folder: Path,
+    output: Path | None = None,
+    run_policies: bool = True,
+    python: str | None = None,
+    verifiers_v1: bool = False,
+) -> Built:
     """Build the package in a folder into OUTPUT/NAME-VERSION/, atomically and reproducibly.
 
     The build backend named in pyproject.toml makes a source archive from a copy of the folder, and a wheel from that
@@ -223,7 +235,12 @@ def build(folder: Path, output: Path | None = None, run_policies: bool = True, p
     Args:
         output: Output folder (default: `dist` in `folder`).
         run_policies: If False, the environment is not loaded; the manifest then contains only what the source declares.
-        python: Interpreter with the environment's dependencies (default: this one).
+        python: Interpreter with the environment's dependencies (default: the current interpreter).
+        verifiers_v1: Also write a wheel for verifiers v1 into the output folder.
+
+    Raises:
+        ConfigError: the folder has no pyproject.toml, or verifiers v1 cannot run the environment.
+        PackageError: the package cannot be built.
 
     Example:
         >>> package = build(Path("environments/my_task"))
@@ -235,6 +252,8 @@ def build(folder: Path, output: Path | None = None, run_policies: bool = True, p
         raise ConfigError(
             f"{folder} has no pyproject.toml; give the folder of an environment, or create one with rove init NAME"
         )
+    if verifiers_v1 and not run_policies:
+        raise ConfigError("--verifiers-v1 loads the environment to check its rewards; leave out --no-play")
     table = declared(read_toml(project_file))
     with tempfile.TemporaryDirectory(prefix="rove-build-") as temporary:
         work = Path(temporary)
@@ -247,6 +266,8 @@ def build(folder: Path, output: Path | None = None, run_policies: bool = True, p
         if run_policies:
             write_members(work / "installed", members)
             facts = measure(work / "installed", wheel.module, python)
+            if verifiers_v1:
+                check_verifiers_v1(wheel.name, compatibility(code), facts.group_rewards, facts.message_type)
         manifest, warnings = describe(wheel, members, code, table, facts, files, commit_of(folder))
         (draft / MANIFEST).write_bytes(manifest_bytes(manifest))
         (draft / README).write_text(wheel.readme, encoding="utf-8")
@@ -259,11 +280,12 @@ def build(folder: Path, output: Path | None = None, run_policies: bool = True, p
             atomic_replace(staging, target)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-    return Built(target, manifest, warnings)
+    taskset = write_verifiers_v1(wheel, target.parent) if verifiers_v1 else None
+    return Built(target, manifest, warnings, taskset)
 
 
 def _inherited_variables(python: str | None) -> dict[str, str]:
-    """Return the environment variables of the worker; another interpreter must not get the variables that configure this one."""
+    """Return the environment variables of the worker; other interpreters must not get variables that configure this one."""
     excluded = () if python is None else INTERPRETER_VARIABLES
     return {name: value for name, value in os.environ.items() if name not in excluded}
 

@@ -1,4 +1,4 @@
-"""Worker program of `facts.measure`; all work happens in `setup`, so no worker is forked from it."""
+"""Worker program of `facts.measure`; all work happens in `setup`, so no worker is forked from this process."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import sys
 from typing import Any
 
 from rove import Environment, ScriptedClient, compat, generate, load_environment
+from rove.integrations.verifiers_export import group_rewards_of
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "", None)
 
 
 def setup(folder: str, module: str, examples: int, seed: int) -> dict[str, Any]:
-    """Load the environment, run its policies and return what was observed, as `Facts`."""
+    """Load the environment, run its policies, and return the observed facts (see `Facts`)."""
     contacted: list[str] = []
     sys.addaudithook(lambda event, args: _record_contact(contacted, event, args))
     compat.install_fallback()
@@ -29,6 +30,8 @@ def setup(folder: str, module: str, examples: int, seed: int) -> dict[str, Any]:
         "policies": scores,
         "network": bool(contacted),
         "sandbox": "SandboxEnv" in base_classes,
+        "group_rewards": group_rewards_of(env),
+        "message_type": env.message_type,
     }
 
 

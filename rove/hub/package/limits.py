@@ -9,24 +9,24 @@ from msgspec import Meta
 MIB = 1 << 20
 
 MAX_ARCHIVE_BYTES = 64 * MIB
-"""Size of a wheel or source archive."""
+"""Maximum size of a wheel or source archive."""
 MAX_UNPACKED_BYTES = 128 * MIB
-"""Total unpacked size, including archives inside the archive."""
+"""Maximum total unpacked size, including archives inside the archive."""
 MAX_FILE_BYTES = 64 * MIB
-"""Unpacked size of one file."""
+"""Maximum unpacked size of a file."""
 MAX_FILES = 5_000
-"""Number of files in an archive."""
+"""Maximum number of files in an archive."""
 MAX_COMPRESSION_RATIO = 200
-"""Unpacked bytes per packed byte, checked beyond `RATIO_FREE_BYTES` unpacked bytes."""
+"""Maximum number of unpacked bytes per packed byte; checked only for more than `RATIO_FREE_BYTES` unpacked bytes."""
 RATIO_FREE_BYTES = 4 * MIB
 MAX_NESTING = 2
-"""Nesting depth of archives inside an archive."""
+"""Maximum nesting depth of archives inside an archive."""
 MAX_PATH_CHARS = 240
-"""Length of a path inside an archive."""
+"""Maximum length of a path inside an archive."""
 MAX_SOURCE_BYTES = 2 * MIB
-"""Size of a Python file that is parsed to find `load_environment`."""
+"""Maximum size of a Python file that is parsed to find `load_environment`."""
 MAX_METADATA_BYTES = 1 * MIB
-"""Size of each of METADATA (including the README), RECORD and PKG-INFO."""
+"""Maximum size of each of the files METADATA (including the README), RECORD and PKG-INFO."""
 MAX_MANIFEST_BYTES = 256 << 10
 MAX_SIGNATURE_BYTES = 4 << 10
 
@@ -34,18 +34,18 @@ MAX_NAME_CHARS = 64
 MAX_OWNER_CHARS = 40
 MAX_VERSION_CHARS = 64
 MAX_LINE_CHARS = 200
-"""Length of a one-line manifest field, such as an author or a tool's name."""
+"""Maximum length of a one-line manifest field, such as an author or a tool's name."""
 MAX_DESCRIPTION_CHARS = 500
 MAX_TAG_CHARS = 32
 MAX_ITEMS = 200
-"""Length of each list in a manifest, such as authors, dependencies or metrics."""
+"""Maximum length of each list in a manifest, such as authors, dependencies or metrics."""
 MAX_PARENTHESES = 20
-"""Opening parentheses in a dependency; the parser recurses at each of them."""
+"""Maximum number of opening parentheses in a dependency; the parser recurses at each parenthesis."""
 
 ConcurrentUploads = Annotated[int, Meta(ge=1, le=64)]
 TokenDays = Annotated[float, Meta(gt=0, le=36500)]
 """Lifetime of an API token in days."""
 TokenDaysOrNever = Annotated[float, Meta(ge=0, le=36500)]
-"""The same on the command line, where 0 means that the token never expires."""
+"""Lifetime of an API token in days on the command line, where 0 means that the token never expires."""
 SearchLimit = Annotated[int, Meta(ge=1, le=1000)]
-"""Number of results of a search."""
+"""Maximum number of results that a search may request."""

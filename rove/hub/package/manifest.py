@@ -46,7 +46,7 @@ _ACTIVE = re.compile(
     r"<[\s/]*(script|style|iframe|object|embed|link|meta|img|svg|video|audio)\b|<[^<>]*\bon[a-z]+\s*=|javascript\s*:",
     re.IGNORECASE,
 )
-"""Markup that a browser would act on. Matching takes linear time on any text."""
+"""Pattern of markup that a browser would act on. Matching takes linear time for any text."""
 
 
 def find_markup(text: str) -> str | None:
@@ -173,7 +173,8 @@ def manifest_bytes(manifest: Manifest) -> bytes:
 def read_manifest(content: bytes) -> Manifest:
     """Read and check a manifest.
 
-    Fields of newer versions of rove are ignored here, but stay in the bytes, which are passed on unchanged and signed.
+    This function ignores fields of newer versions of rove. The signed bytes still contain these fields, because rove passes
+    them on unchanged.
     """
     if len(content) > limits.MAX_MANIFEST_BYTES:
         raise PackageError(f"the manifest has {len(content):,} bytes; expected at most {limits.MAX_MANIFEST_BYTES:,}")

@@ -38,7 +38,8 @@ _TOOLS = (
 _NAMESPACES = "azure backports google mpl_toolkits nvidia opentelemetry ruamel sphinxcontrib zope"
 """Namespace packages shared by several distributions."""
 PROTECTED_MODULES = frozenset(f"{_LIBRARIES} {_TOOLS} {_NAMESPACES}".split())
-"""Modules, in lower case, that an environment must not contain (in addition to Python's own), because it would replace them."""
+"""Modules, in lower case, that an environment must not contain because it would replace them. Python's own modules are not
+listed, but are protected as well."""
 
 _OWNER = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")

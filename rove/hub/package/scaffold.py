@@ -8,7 +8,8 @@ from rove.core.errors import ConfigError
 from rove.hub.package.names import check_module, normalize_name
 
 TEMPLATES = Path(__file__).with_name("templates")
-"""One folder per kind, and `every` for files of all kinds. The templates are working packages called my-task."""
+"""Folder with one template folder per kind, and `every` for files of all kinds. The templates are working packages named
+my-task."""
 
 
 def scaffold(name: str, folder: Path, kind: str = "single_turn") -> Path:

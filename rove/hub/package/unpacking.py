@@ -1,7 +1,7 @@
 """Read untrusted zip and tar archives strictly.
 
 Only archives that every program reads in the same way are accepted: relative paths, regular files, unique names, an index that
-matches the contents, no extra bytes, and no more bytes than `limits` allows. Others raise `PackageError`.
+matches the contents, no extra bytes, and no more bytes than `limits` allows. All other archives raise `PackageError`.
 """
 
 from __future__ import annotations
@@ -211,8 +211,8 @@ def _check_layout(stream: IO[bytes], archive: zipfile.ZipFile, name: str) -> Non
 
 
 def _end_of(stream: IO[bytes], info: zipfile.ZipInfo, name: str) -> int:
-    """Return the offset where a zip member ends. Its local header, and data descriptor if streamed, must match the index:
-    otherwise different programs would unpack different files."""
+    """Return the offset where a zip member ends. Its local header, and the data descriptor of a streamed member, must match the
+    index: otherwise different programs would unpack different files."""
     stream.seek(info.header_offset)
     header = stream.read(_LOCAL.size)
     if len(header) != _LOCAL.size:
@@ -315,7 +315,7 @@ def _headers(unpacked: IO[bytes], name: str) -> Iterator[tarfile.TarInfo]:
 
 
 def _check_nested(members: Members, budget: Budget) -> None:
-    """Also count the unpacked bytes of nested zip, gzip, bzip2 and xz archives."""
+    """Count the unpacked bytes of nested zip, gzip, bzip2 and xz archives, too."""
     for path, content in members.items():
         _count(content, path, budget, limits.MAX_NESTING)
 
@@ -328,7 +328,7 @@ def _count(content: bytes, path: str, budget: Budget, depth: int) -> None:
 
 
 def _unpacked(content: bytes, path: str, budget: Budget) -> Iterator[bytes]:
-    """Yield the unpacked content of a packed file; nothing for other and for malformed files."""
+    """Yield the unpacked content of a packed file; nothing for a malformed file or any other file."""
     try:
         if content.startswith(b"PK\3\4"):
             if content.count(b"PK\1\2") > limits.MAX_FILES:

@@ -1,7 +1,7 @@
 """Well-known environment variables, which a package should not receive without a warning.
 
 `needs.secrets` of a manifest names the variables that the environment gets when it runs. Most are keys of the task's own service.
-The variables below are more dangerous: they choose the programs that run, or open accounts of the user that no task
+The variables below are more dangerous: they choose the programs that run, or give access to accounts of the user that no task
 needs.
 """
 
@@ -15,20 +15,20 @@ LOADING = re.compile(
     r"|PATH|ENV|IFS|SHELL|HOME|USER|EDITOR|VISUAL|PAGER|BROWSER|TMPDIR|CLASSPATH|JDK_JAVA_OPTIONS|_JAVA_OPTIONS|MAKEFLAGS"
     r"|(HTTPS?|ALL|NO)_PROXY|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|PROMPT_COMMAND|PS[0-4]"
 )
-"""Variables that choose programs, libraries or certificates."""
+"""Pattern of variables that choose programs, libraries or certificates."""
 ACCOUNTS = re.compile(
     r"(AWS|AZURE|ARM|GOOGLE|GCP|GCLOUD|CLOUDSDK|DIGITALOCEAN|CLOUDFLARE|HEROKU|VERCEL|NETLIFY|FLY|OCI|ALICLOUD|IBMCLOUD)_\w+"
     r"|(GITHUB|GH|GITLAB|BITBUCKET|CI|NPM|NODE_AUTH|PYPI|TWINE|UV_PUBLISH|CARGO|DOCKER|KUBE|VAULT|SSH|GPG|PGP|SLACK|STRIPE)_?\w*"
     r"|(HF|HUGGING_?FACE|HUGGINGFACEHUB|WANDB|MLFLOW|COMET|NEPTUNE|RUNPOD|LAMBDA|MODAL|REPLICATE)_\w*(TOKEN|KEY|PASSWORD|SECRET)\w*"
     r"|\w*(DATABASE_URL|PGPASSWORD|MYSQL_PWD|PRIVATE_KEY)\w*|DBUS_SESSION_BUS_ADDRESS|XAUTHORITY"
 )
-"""Variables that open accounts beyond model providers."""
+"""Pattern of variables that give access to accounts other than accounts of model providers."""
 PROVIDERS = re.compile(
     r"(OPENAI|AZURE_OPENAI|ANTHROPIC|CLAUDE|GEMINI|GOOGLE|MISTRAL|COHERE|CO|GROQ|TOGETHER|TOGETHERAI|FIREWORKS|DEEPSEEK|OPENROUTER"
     r"|PERPLEXITY|XAI|GROK|CEREBRAS|NVIDIA|DASHSCOPE|QWEN|MOONSHOT|ZAI|ZHIPUAI|AI21|ANYSCALE|PRIME|PRIME_INTELLECT)_(API_?)?(KEY|TOKEN)s?",
     re.IGNORECASE,
 )
-"""Keys of model providers, which pay for every request."""
+"""Pattern of keys for model providers; every request with such a key costs its owner money."""
 
 
 def warnings_of(names: Iterable[str]) -> list[str]:
@@ -42,7 +42,7 @@ def warnings_of(names: Iterable[str]) -> list[str]:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a well-known variable, a key of `MEANINGS`; "" for any other."""
+    """Return the kind of a well-known variable, a key of `MEANINGS`; "" for any other variable."""
     upper = name.upper()
     if PROVIDERS.fullmatch(upper):
         return "provider"
@@ -56,4 +56,4 @@ MEANINGS = {
     "account": "keys to accounts of yours that the environment's code could use; unset them before you run it if it needs none",
     "provider": "keys of model providers, with which the environment's code can spend your money; give it a key with a limit",
 }
-"""Kind of variable → what it means for the user."""
+"""Kind of variable → its meaning for the user."""

@@ -43,13 +43,13 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_S = 5.0
-"""Interval at which download counts are saved; later counts are lost if the server is killed."""
+"""Interval in seconds at which download counts are saved; unsaved counts are lost if the server is killed."""
 KEEPALIVE_TIMEOUT_S = 30.0
-"""Close a connection that is idle or does not complete a request header for this long."""
+"""Seconds after which a connection is closed if it is idle or has not completed a request header."""
 LINGERING_TIME_S = 2.0
-"""Time for which the rest of a rejected body is read and discarded, so that the client receives the response."""
+"""Seconds for which the rest of a rejected body is read and discarded, so that the client receives the response."""
 SHUTDOWN_TIMEOUT_S = 10.0
-"""Time for running requests to finish when the server stops."""
+"""Maximum seconds to wait for running requests when the server stops."""
 MAX_REASON_CHARS = 500
 
 
@@ -74,7 +74,7 @@ def make_app(
     Args:
         store: The store to serve; the caller closes it.
         name: Name of the hub (default: name of the data folder).
-        fallback: Address of a simple index to which requests for unknown projects are redirected; None disables this.
+        fallback: Address of a simple index to which requests for unknown projects are redirected; None redirects no requests.
     """
     hub = _Hub(store, name or store.folder.resolve().name, fallback, allow_shadow, pace or UploadLimits())
     app = web.Application(middlewares=[auth_middleware(store)], client_max_size=MAX_RUN_BYTES)
@@ -178,7 +178,7 @@ class _Hub:
         return answer
 
     def _with_path(self, request: web.Request, find: Callable[..., T]) -> Callable[[str | None], T]:
-        """Return a query of the catalogue about the environment or version in the request's path, as a function of the reader."""
+        """Return a function of the reader that queries the catalogue about the environment or version in the request's path."""
         return lambda reader: find(self.store, **request.match_info, reader=reader)
 
     async def _json(self, request: web.Request, build: Callable[[str | None], object]) -> web.StreamResponse:

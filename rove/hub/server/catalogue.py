@@ -54,7 +54,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     """A search."""
 
     q: str = ""
-    """Words that must all occur in the name, owner, description or tags."""
+    """Words of which each must occur in the name, owner, description or tags."""
     tag: str = ""
     owner: str = ""
     compatibility: str = ""
@@ -75,7 +75,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 def listing(store: Store, hub: str, search: str | None = None) -> JsonObject:
     """Return the public environments of a hub named `hub`: the content of `/index.json`.
 
-    `search` is the path of the search API, None in a static export.
+    `search` is the path of the search API; None in a static export.
     """
     rows = store.database.query(f"SELECT {ENTRY_QUERY} ORDER BY owner, name", [None])
     return {"schema": SCHEMA, "hub": hub, "environments": [_entry(row) for row in rows], "search": search}

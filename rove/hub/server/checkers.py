@@ -74,7 +74,7 @@ CHECK_TIMEOUT_S = 60.0
 MAX_MEMORY_BYTES = 1 << 30
 """Memory limit of one check."""
 MAX_CHECKERS = 2
-"""Number of concurrent checks; each can use a whole core."""
+"""Maximum number of concurrent checks; each can use a whole core."""
 TOO_EXPENSIVE = "this package cannot be checked: the check exceeded its time or memory limit"
 
 
@@ -87,7 +87,7 @@ class Checkers:
         )
 
     async def check(self, draft: Path, owner: str, name: str, version: str, keys: Sequence[str]) -> list[StoredFile]:
-        """Check a package and rename its files; for the arguments see `Session.check`."""
+        """Check a package and rename its files; see `Session.check` for the arguments."""
         arguments = {"draft": str(draft), "owner": owner, "name": name, "version": version}
         try:
             async with self._workers.acquire() as worker:

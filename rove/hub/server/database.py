@@ -82,8 +82,8 @@ CREATE TABLE runs (
 ) WITHOUT ROWID;
 PRAGMA user_version = {SCHEMA_VERSION};
 """
-"""`same`: key shared by equal versions; `words`: text searched; `latest`: version shown in lists; times are ISO 8601 in
-UTC."""
+"""Columns: `same` is a key that equal versions share, `words` the text to search in, `latest` the version shown in lists; times
+are in ISO 8601, UTC."""
 
 
 class Database:
@@ -121,7 +121,7 @@ class Database:
     def write(self) -> Iterator[sqlite3.Connection]:
         """Run a durable transaction that is rolled back on an exception.
 
-        Only one transaction runs at a time across all processes, so data read in it stays valid until it ends.
+        Only one transaction runs at a time across all processes, so data that is read in a transaction stays valid until it ends.
         """
         connection = self._connection()
         with self._writing:

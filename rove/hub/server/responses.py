@@ -34,7 +34,7 @@ ARCHIVE_TYPE = "application/octet-stream"
 CONTENT_TYPES = {"wheel": ARCHIVE_TYPE, "source": ARCHIVE_TYPE, "readme": "text/plain; charset=utf-8"}
 """Content types by kind of file; all other kinds are JSON."""
 MAX_INLINE_BYTES = 1 << 20
-"""Files up to this size are sent in one piece."""
+"""Maximum size of a file that is sent in one piece."""
 
 ACCESS = web.RequestKey("access", Access)
 

@@ -1,9 +1,9 @@
-"""Refuse names that the fallback index has: an owner's package must not silently replace a package of the public index.
+"""Refuse names that exist in the fallback index: an owner's package must not silently replace a package of the public index.
 
-An installer that uses an owner's index on this hub requests every dependency from it. The hub redirects it to the
-fallback index for projects that the owner does not have. If the owner publishes a package under the name of such a
-dependency (`requests`), it is installed in place of the dependency, in every environment that needs the dependency
-(dependency confusion). The operator of the hub can allow a name.
+An installer that uses an owner's index on this hub requests every dependency from this index. For projects that the owner does
+not have, the hub redirects the installer to the fallback index. If the owner publishes a package under the name of such a
+dependency (`requests`), the owner's package is installed instead, in every environment that needs the dependency (dependency
+confusion). The operator of the hub can allow a name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOK_UP_TIMEOUT_S = 10.0
 
 
 async def check_not_shadowing(name: str, fallback: str, allowed: Collection[str]) -> None:
-    """Check that the fallback index has no project of a new package's name."""
+    """Check that the fallback index has no project with the name of a new package."""
     if name in allowed:
         return
     address = f"{fallback}/{quote(name)}/"

@@ -48,7 +48,7 @@ class StoredFile(msgspec.Struct, frozen=True):
 
     filename: str
     kind: str
-    """wheel, source, manifest, signature or readme."""
+    """Kind of file: "wheel", "source", "manifest", "signature" or "readme"."""
     sha256: str
     size: int
 
@@ -71,7 +71,7 @@ class _PushedRun(msgspec.Struct):
 
 
 def read_run(content: bytes) -> Result:
-    """Validate pushed results: a JSON object with `model` (a name), `summary` (an object) and other fields."""
+    """Validate pushed results, a JSON object with `model` (a name), `summary` (an object) and other fields, and return them."""
     try:
         pushed = msgspec.json.decode(content, type=_PushedRun)
         written = msgspec.json.encode(msgspec.json.decode(content), order="sorted")
@@ -117,7 +117,7 @@ class Store:
         """Create or update an owner; return whether it is new.
 
         Args:
-            keys: Public Ed25519 keys in base64; one of them must sign each future package. [] makes signing optional, None
+            keys: Public Ed25519 keys in base64; one of them must sign each future package. [] makes signing optional; None
                 keeps the current keys.
         """
         check_owner(owner)
@@ -195,7 +195,7 @@ class Store:
             shutil.rmtree(draft, ignore_errors=True)
 
     def yank(self, owner: str, name: str, version: str, reason: str | None) -> None:
-        """Yank a version: it is installed only if named explicitly. None as the reason undoes this."""
+        """Yank a version, so that it is installed only if named explicitly; with the reason None, undo a yank."""
         with self.database.write() as change:
             environment, id = _version_id(change, owner, name, version)
             change.execute("UPDATE versions SET yanked = ? WHERE id = ?", [reason, id])
@@ -251,8 +251,8 @@ class Store:
     def recover(self) -> list[str]:
         """Open the folder for serving, and delete files that a crash left behind.
 
-        Nothing is deleted while another process uses the folder, because that process's unfinished uploads look the
-        same.
+        Nothing is deleted while another process uses the folder, because the unfinished uploads of that process look the same
+        as files that a crash left behind.
 
         Returns:
             Published files that are missing or have a wrong size; none unless the folder was modified from outside.
@@ -304,7 +304,7 @@ def _delete(path: Path) -> None:
 
 
 def _environment(change: sqlite3.Connection, owner: str, name: str) -> int:
-    """Return the id of an environment; create it, public, if missing."""
+    """Return the id of an environment; create a public environment if it is missing."""
     sql = "INSERT OR IGNORE INTO environments (owner, name, skeleton, private) VALUES (?, ?, ?, ?)"
     change.execute(sql, [owner, name, skeleton(name), False])
     [(id,)] = change.execute("SELECT id FROM environments WHERE owner = ? AND name = ?", [owner, name])

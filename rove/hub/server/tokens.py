@@ -46,7 +46,9 @@ class Access(NamedTuple):
             self.check_admin(owner, f"upload to {owner}/{name}", f"{UPLOAD}{owner}/{name}")
 
     def check_admin(self, owner: str, action: str, scope: str = ADMIN) -> None:
-        """Check that an owner's environments may be administered, to do `action`; errors name the narrowest scope for it."""
+        """Check that the request may do `action`, which needs the right to administer an owner's environments; errors name
+        `scope`.
+        """
         if self.owner is None:
             raise RejectedError(401, f"a token is required to {action}; send it as 'Authorization: Bearer rove_…'")
         if self.owner != owner or ADMIN not in self.scopes:

@@ -47,14 +47,14 @@ CHUNK_BYTES = 256 << 10
 class UploadLimits(Settings, frozen=True, kw_only=True):
     """Limits of concurrent and slow uploads.
 
-    Each owner may have a quarter of the concurrent uploads, and half of the waiting ones: a client that stalls all of its
+    Each owner may have a quarter of the concurrent uploads and half of the waiting uploads, so a client that stalls all of its
     uploads does not stop other publishers.
     """
 
     uploads: limits.ConcurrentUploads = 8
-    """Number of uploads read concurrently; others wait."""
+    """Maximum number of uploads that are read concurrently; further uploads wait."""
     waiting: NonNegativeInt = 256
-    """Number of uploads that may wait; further ones are rejected."""
+    """Maximum number of uploads that wait; further uploads are rejected."""
     seconds: Seconds = 300.0
     """Time limit for the body of a request."""
     idle_seconds: Seconds = 20.0
@@ -62,12 +62,12 @@ class UploadLimits(Settings, frozen=True, kw_only=True):
 
     @property
     def uploads_per_owner(self) -> int:
-        """Number of uploads of one owner read concurrently."""
+        """Maximum number of uploads of one owner that are read concurrently."""
         return max(1, self.uploads // 4)
 
     @property
     def waiting_per_owner(self) -> int:
-        """Number of uploads of one owner that may wait."""
+        """Maximum number of uploads of one owner that wait."""
         return max(1, self.waiting // 2)
 
 
@@ -78,7 +78,7 @@ class Uploads:
         self.store, self.pace = store, pace
         self._slots = asyncio.Semaphore(pace.uploads)
         self._waiting: Counter[str] = Counter()
-        """Waiting uploads by owner."""
+        """Number of waiting uploads by owner."""
         self._owner_slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._threads = ThreadPoolExecutor(pace.uploads, thread_name_prefix="rove-upload")
         self._checkers = Checkers()

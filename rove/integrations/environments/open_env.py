@@ -34,7 +34,7 @@ TOOL = "act"
 def show_fields(observation: JsonMapping) -> str:
     """Return the fields of an observation without `metadata`; the text alone if the only field is a string.
 
-    `messages` and `tools` are omitted: rove's servers send them in addition to `text`.
+    If the only other field is `text`, `messages` and `tools` are omitted, too: `text` contains the text of the messages.
     """
     fields = {name: value for name, value in observation.items() if value is not None}
     fields.pop("metadata", None)

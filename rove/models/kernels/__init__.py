@@ -28,7 +28,7 @@ FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-
 COMPILE_TIMEOUT_S = 60.0
 """Timeout of the compiler in seconds; it usually takes half a second."""
 MAX_GROUPS = 16
-"""Maximum query heads per key head; more heads do not fit in the registers."""
+"""Maximum number of query heads per key head; more heads do not fit in the registers."""
 
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES: Mapping[str, Mapping[str, tuple[list[Any], Any]]] = {
@@ -59,7 +59,7 @@ SIGNATURES: Mapping[str, Mapping[str, tuple[list[Any], Any]]] = {
 
 
 def vector_floats(size: int) -> int:
-    """Return the floats per vector for heads of this size on this processor; 0 if no kernels support this size."""
+    """Return the number of floats per vector for heads of this size on this processor; 0 if no kernels support this size."""
     # 16 without AVX-512 would work, too, but GCC splits such vectors through memory.
     widths = (16, 8) if "avx512f" in _processor() else (8,)
     for width in widths:
@@ -80,7 +80,7 @@ def load_kernels(name: str, groups: int, size: int, bf16: bool = False) -> ctype
     """Return the kernels of a source; None, with a log line, if they cannot be compiled.
 
     Args:
-        bf16: Read and write bf16 instead of fp32.
+        bf16: Whether the kernels read and write bf16 instead of fp32.
     """
     vector = vector_floats(size)
     if not vector or not 1 <= groups <= MAX_GROUPS:
@@ -139,7 +139,7 @@ def pointers(*tensors: torch.Tensor | None) -> list[int | None]:
 
 
 def softmax_kernels(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """Return the kernels of `softmax.c` for logits of this type; None if there are none. These kernels do not depend on heads."""
+    """Return the kernels of `softmax.c` for logits of this type; None if there are none. They do not depend on the heads."""
     if dtype not in (torch.float32, torch.bfloat16):
         return None
     return load_kernels("softmax", 1, 16, dtype == torch.bfloat16)

@@ -14,7 +14,8 @@ from .frames import read_frame, write_frame
 from .host_calls import ANSWER, FAILED, QUESTION, REQUEST
 
 HOST_CALL_COST_S = 0.001
-"""Time that each host call takes from the call's time limit, to bound the number of host calls. Further time does not count."""
+"""Seconds that each host call takes from the call's time limit, to bound the number of host calls. Its remaining time does not
+count."""
 
 
 class Clipped:
@@ -237,7 +238,7 @@ class Call:
 
 
 def _read(fd: int) -> bytes | None:
-    """Return available bytes; None = none yet, b"" = closed."""
+    """Return the available bytes; None = no bytes yet, b"" = the pipe is closed."""
     try:
         return os.read(fd, 1 << 16)
     except BlockingIOError:
@@ -245,7 +246,8 @@ def _read(fd: int) -> bytes | None:
 
 
 def readable(reading: Iterable[int], seconds: float | None = None, writing: Iterable[int] = ()) -> set[int]:
-    """Wait until one of `reading` is readable or one of `writing` is writable, or its other end is closed.
+    """Wait until a descriptor in `reading` is readable or a descriptor in `writing` is writable, or until its other end is
+    closed.
 
     It uses poll(2), because select(2) fails for file descriptors above 1023.
 

@@ -31,7 +31,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def read_all(fd: int, count: int) -> bytes | None:
-    """Return exactly `count` bytes; None if the stream ends before."""
+    """Return exactly `count` bytes; None if the stream ends earlier."""
     data = bytearray()
     while len(data) < count:
         piece = os.read(fd, min(count - len(data), 1 << 20))

@@ -35,7 +35,7 @@ class HostCaller:
         return {name: self._function(name) for name in names.split()}
 
     def end(self) -> None:
-        """End the call, once no thread waits for a reply."""
+        """Wait until no thread waits for a reply, and end the call."""
         with self._lock:
             self.number = 0
 

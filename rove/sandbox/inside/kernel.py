@@ -28,7 +28,7 @@ CLONE = {"x86_64": 56, "aarch64": 220}
 
 libc = ctypes.CDLL(None, use_errno=True)
 locked_libc = ctypes.PyDLL(None, use_errno=True)
-"""The same library, but calls keep Python's lock."""
+"""The C library, loaded so that calls keep Python's lock."""
 
 
 def _checked(result: int, operation: str) -> int:
@@ -84,7 +84,7 @@ def prctl(option: int, *values: int | ctypes.c_void_p) -> None:
 def set_oom_score(score: int) -> None:
     """Set how early the kernel ends this process and its children when memory runs out (-1000 to 1000; higher is earlier).
 
-    With CAP_SYS_RESOURCE, this is also the lowest value that they can set later without this capability.
+    With CAP_SYS_RESOURCE, this value is also the lowest that the processes can set later without this capability.
     """
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(score))

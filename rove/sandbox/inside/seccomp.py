@@ -92,7 +92,8 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "accept": (43, 202),
     "accept4": (288, 242),
 }
-"""`socketpair` is allowed: asyncio and multiprocessing need it within a process tree."""
+"""Name of a refused system call → its numbers. `socketpair` is allowed, because asyncio and multiprocessing need it within a
+process tree."""
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 CLONE, CLONE3 = (56, 220), 435

@@ -27,7 +27,7 @@ from .host_calls import REQUEST
 START_FAILED = 70
 """Exit status of a child that could not start its task."""
 KILL_WAIT_S = 0.5
-"""Time for killed processes to end, in seconds."""
+"""Maximum seconds for killed processes to end."""
 
 
 class Supervisor:
@@ -35,7 +35,7 @@ class Supervisor:
 
     Args:
         folder: The session's folder; relative paths start there.
-        alone: Whether this process may signal only processes of the session, so that it can kill all that it may
+        alone: Whether this process may signal only processes of the session, so that it can kill every process that it may
             signal.
     """
 
@@ -102,7 +102,7 @@ class Supervisor:
         return self._result(call, error=f"Python {cause}", restarted=True)
 
     def _ensure_python(self) -> tuple[Child, bool]:
-        """Return the session's Python, and whether it had died between calls and was restarted."""
+        """Return the session's Python process, and whether it had died between calls and was restarted."""
         restarted = self.python is not None and self.python.pid in self.ended
         if restarted:
             self._stop_all()

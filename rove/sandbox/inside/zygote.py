@@ -170,9 +170,7 @@ class Zygote:
 
 
 def _kill_user(uid: int) -> None:
-    """Kill all processes of a user id that belongs to one session: a child with this user id signals every process that
-    it may.
-    """
+    """Kill all processes of a session's user id: a child with this user id sends a signal to every process to which it may."""
     pid = os.fork()
     if not pid:
         try:

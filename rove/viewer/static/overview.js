@@ -5,6 +5,7 @@ import { address, ask, changed } from "./api.js";
 import { NONE, bytes, counted, number, plain } from "./format.js";
 import { every, whole } from "./live.js";
 import { cards, values, verdict } from "./results.js";
+import { stagesView } from "./stages.js";
 
 const PERIOD = 5000;
 const SLOW = 400;
@@ -13,7 +14,7 @@ export const OUTCOMES = { passed: "passed", below: "below the threshold", failed
 /** The title of a run with its status, and the tabs of its pages. */
 export function runHead(about, tab, ...more) {
   const training = about.kind === "rl" || about.kind === "sft";
-  const tabs = { run: "Overview", rollouts: "Rollouts", ...(training ? { training: "Training" } : {}), settings: "Settings" };
+  const tabs = about.kind === "train" ? { run: "Overview" } : { run: "Overview", rollouts: "Rollouts", ...(training ? { training: "Training" } : {}), settings: "Settings" };
   const link = ([page, title]) => el("a", { href: address(page, { run: about.name }), "data-key": `page ${page}`, "aria-current": page === tab ? "page" : null }, title);
   return [
     el("div", { class: "title" },
@@ -21,7 +22,7 @@ export function runHead(about, tab, ...more) {
       statusPill(about),
       el("span", { class: "note" }, [about.env, about.model].filter((text) => text).join(" · ")),
       tagList(about.tags), more,
-      about.kind !== "sft" && el("a", { class: "button", href: address("compare", { a: about.name }) }, "Compare with …")),
+      !["sft", "train"].includes(about.kind) && el("a", { class: "button", href: address("compare", { a: about.name }) }, "Compare with …")),
     el("nav", { class: "tabs", "aria-label": "Pages of this run" }, Object.entries(tabs).map(link)),
     about.trouble && el("p", { class: "bad" }, about.trouble),
     about.why && el("p", { class: "why" }, `Stopped: ${about.why}`),
@@ -44,7 +45,9 @@ export async function runPage(main, params, signal, tab = "run") {
   let start = 0;
   const draw = async () => {
     start = Date.now();
-    const [about, found] = await Promise.all([ask("run", { run }, signal), ask("overview", { run }, signal)]);
+    const about = await ask("run", { run }, signal);
+    if (about.kind === "train") return stagesPage(main, about, signal);
+    const found = await ask("overview", { run }, signal);
     const failed = Object.fromEntries(found.outcomes)?.failed ?? 0;
     const total = found.outcomes.reduce((sum, [, count]) => sum + count, 0);
     const others = tab === "settings" ? (await ask("runs", {}, signal)).runs : [];
@@ -55,6 +58,24 @@ export async function runPage(main, params, signal, tab = "run") {
   };
   const { about } = await whole(draw, () => {}, signal);
   if (about.status === "running" && Date.now() - start < SLOW) every(PERIOD, draw, signal);
+}
+
+/** The page of a `rove train` run. */
+async function stagesPage(main, about, signal) {
+  const run = about.name;
+  const target = (name, line) => (line === undefined ? address("run", { run: `${run}/${name}` }) : address("rollout", { run: `${run}/${name}`, line }));
+  const draw = async () => {
+    const [state, found] = await Promise.all([ask("run", { run }, signal), ask("stages", { run }, signal)]);
+    if (signal.aborted) return;
+    replace(main, runHead(state, "run"), verdict(found.verdict), cards(found.cards),
+      found.values.length > 0 && [el("h2", {}, "Results"), values(found)],
+      stagesView(found, target),
+      found.repeat && repeated(found.repeat),
+      found.recipe && el("details", {}, el("summary", {}, "Recipe: all settings"), el("pre", { tabindex: 0 }, found.recipe)));
+  };
+  await draw();
+  if (about.status === "running") every(PERIOD, draw, signal);
+  return { about: { status: "drawn" } };
 }
 
 export const settingsPage = (main, params, signal) => runPage(main, params, signal, "settings");

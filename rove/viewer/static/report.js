@@ -5,6 +5,7 @@ import { histogram } from "./charts.js";
 import { NONE, bytes, counted, number, plain } from "./format.js";
 import { cards, values, verdict } from "./results.js";
 import { alerts, panels } from "./panels.js";
+import { stagesView } from "./stages.js";
 import { conversation, extras, outcome, times } from "./details.js";
 
 const main = document.getElementById("main");
@@ -21,7 +22,7 @@ function shown() {
     data.values.length > 0 && values(data),
     data.counts.map((phrase) => el("p", {}, phrase)),
     data.note && el("p", { class: "note" }, data.note),
-    data.training ? training(data.training) : null,
+    data.stages ? stagesView({ ...data.stages, training: data.training }, () => null) : data.training ? training(data.training) : null,
     data.histograms.length > 0 && [el("h2", {}, "Distributions"), el("div", { class: "charts" }, data.histograms.map((told) => el("div", { class: "chart" }, histogram(told, told.title))))],
     data.examples.length > 0 && [el("h2", {}, "Examples"), el("p", { class: "note" }, data.examples_note), el("div", { id: "examples" })],
     data.rollouts_note && [el("h2", {}, "Rollouts"), el("p", { class: "note" }, data.rollouts_note), data.rollouts.map(rollout)],

@@ -7,7 +7,7 @@ import { NONE, ago, counted, limits, number, plain, range, signed } from "./form
 import { every } from "./live.js";
 import { statusPill } from "./overview.js";
 
-const KINDS = { eval: "evaluation", rl: "RL", sft: "SFT" };
+const KINDS = { eval: "evaluation", rl: "RL", sft: "SFT", train: "rove train" };
 const READS = 50;
 const PERIOD = 4000;
 const GROUPS = { env: "environment", model: "model", kind: "kind" };
@@ -51,7 +51,7 @@ function tools(params, { runs, columns, kinds, tags, measurements }, picked) {
     choice("Column", `column ${added.length}`, [["", "add …"], ...free], "", (name) => name && go(params, { column: [...added, name] })),
     added.map((name) => el("button", { type: "button", class: "chip", "aria-label": `remove the column ${name}`, on: { click: () => go(params, { column: added.filter((one) => one !== name) }) } }, name, " ×")),
     select("Baseline", "base", "none", runs.filter((run) => Number.isFinite(run.reward?.mean)).map((run) => [run.name, run.name])),
-    measurements > 0 && el("label", {}, el("input", show), counted(measurements, "measurement"), " of training runs"),
+    measurements > 0 && el("label", {}, el("input", show), counted(measurements, "run"), " inside training runs"),
     picked.length ? compareLinks(runs, picked, params) : el("span", { class: "note" }, "select runs to compare them"));
 }
 
@@ -135,6 +135,7 @@ function small(run, scale) {
 }
 
 function size(run) {
+  if (run.kind === "train") return counted(run.stages, "stage");
   if (run.measure !== "reward") return run.steps === undefined ? NONE : `${number(run.steps)}${run.planned ? ` of ${number(run.planned)}` : ""} steps`;
   const failed = run.failed ? el("div", { class: "bad" }, `${number(run.failed)} failed`) : null;
   const bad = run.bad ? el("div", { class: "bad" }, counted(run.bad, "unreadable line")) : null;

@@ -88,7 +88,7 @@ def mean_reward(env: rove.Environment) -> float:
     return env.evaluate_sync(client, num_examples=2).reward.mean
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_two_environments_with_the_same_module_name_stay_separate(shelf: Path, finders: None) -> None:
     alice, bob = rove.load_environment("alice/doubling"), rove.load_environment("bob/doubling@1.0", seed=5)
     assert (mean_reward(alice), mean_reward(bob)) == (1.0, 0.5)
@@ -223,6 +223,7 @@ def test_a_damaged_record_does_not_hide_other_environments(
     assert "a/x and install it again" in caplog.text
 
 
+@pytest.mark.broad
 def test_load_environment_finds_installed_environments_of_the_requested_version(shelf: Path) -> None:
     code = """
 import rove

@@ -297,6 +297,7 @@ def test_an_unknown_environment_is_an_error(hub: Path) -> None:
         download_wheel(hub, "alice/doublin")
 
 
+@pytest.mark.broad
 def test_an_installation_does_not_replace_a_module_that_is_not_an_environment(
     hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

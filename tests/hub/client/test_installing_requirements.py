@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from packages import MODULE, put_wheel, wheel_files, with_record
+from tiers import first_quick
 
 from rove.core.errors import ConfigError
 from rove.hub.client.installing import check_no_conflict, check_python, required_packages, undeclared_v0_requirements
@@ -86,6 +87,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.broad
 def test_a_new_package_and_another_version_of_it_do_not_conflict(site: Path) -> None:
     check_no_conflict("my-sums", "my_sums")
     write_distribution(site, "my-sums", {"my_sums.py": MODULE, "pyproject.toml": b""})
@@ -94,12 +96,15 @@ def test_a_new_package_and_another_version_of_it_do_not_conflict(site: Path) -> 
 
 @pytest.mark.parametrize(
     ("name", "files", "words"),
-    [
-        ("other", {"my_sums.py": MODULE}, "is already installed by other"),
-        ("other", {"my_sums/part.py": b""}, "is already installed by other"),
-        ("my-sums", {"sums/__init__.py": b""}, "would replace 'my-sums', which is installed and contains sums"),
-        ("My_Sums", {"my_sums.py": b"x = 1\n"}, "would replace or hide the module .*, which is not an environment"),
-    ],
+    first_quick(
+        [
+            ("other", {"my_sums.py": MODULE}, "is already installed by other"),
+            ("other", {"my_sums/part.py": b""}, "is already installed by other"),
+            ("my-sums", {"sums/__init__.py": b""}, "would replace 'my-sums', which is installed and contains sums"),
+            ("My_Sums", {"my_sums.py": b"x = 1\n"}, "would replace or hide the module .*, which is not an environment"),
+        ],
+        broad=None,
+    ),
 )
 def test_packages_that_would_be_replaced_or_hidden_are_errors(
     site: Path, name: str, files: dict[str, bytes], words: str
@@ -109,6 +114,7 @@ def test_packages_that_would_be_replaced_or_hidden_are_errors(
         check_no_conflict("my-sums", "my_sums")
 
 
+@pytest.mark.broad
 def test_a_module_without_a_distribution_may_not_be_hidden(site: Path) -> None:
     (site / "my_sums.py").write_bytes(b"x = 1\n")
     importlib.invalidate_caches()

@@ -87,7 +87,7 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("backend", ["hatchling", "setuptools"])
+@pytest.mark.parametrize("backend", first_quick(["hatchling", "setuptools"], broad=0))
 def test_builds_are_reproducible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str):
     built = {}
     for location, umask, date, mode in (("here", 0o022, 1e9, 0o644), ("far/away", 0o077, 1.6e9, 0o600)):
@@ -146,7 +146,7 @@ def test_the_manifest_describes_the_built_package(tmp_path: Path):
     assert (built.folder / "README.md").read_text() == package.wheel.readme
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_the_manifest_lists_the_tools_of_an_mcp_server(tmp_path: Path):
     built = build(scaffold("my_task", tmp_path, "mcp"))
     assert built.manifest.tools == ["find"]
@@ -157,7 +157,7 @@ def test_the_manifest_lists_the_tools_of_an_mcp_server(tmp_path: Path):
     assert built.warnings == []
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 def test_a_package_for_verifiers_v0_is_built_unchanged(tmp_path: Path):
     (tmp_path / "v0_sums.py").write_text(V0_PACKAGE)
     (tmp_path / "pyproject.toml").write_text(V0_PROJECT)

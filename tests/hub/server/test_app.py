@@ -159,6 +159,7 @@ async def test_search_by_words_tag_owner_and_compatibility(tmp_path: Path):
             assert (await asking.ask("GET", f"/api/search?{invalid}")).status == 400
 
 
+@pytest.mark.broad
 async def test_equal_results_are_stored_once(asking: Asking, tmp_path: Path):
     await asking.upload("acme/my-sums/1.0", package(tmp_path / "p"))
     runs = "/api/environments/acme/my-sums/1.0/runs"
@@ -170,6 +171,7 @@ async def test_equal_results_are_stored_once(asking: Asking, tmp_path: Path):
     assert await asking.get(f"/acme/my-sums/1.0/runs/{listed['id']}.json") == result
 
 
+@pytest.mark.broad
 async def test_head_and_range_requests_of_a_wheel(asking: Asking, tmp_path: Path):
     await asking.upload("acme/my-sums/1.0", package(tmp_path / "p"))
     wheel = "/acme/my-sums/1.0/my_sums-1.0-py3-none-any.whl"
@@ -181,6 +183,7 @@ async def test_head_and_range_requests_of_a_wheel(asking: Asking, tmp_path: Path
     await asking.ask("GET", "/acme/my-sums/1.0/manifest.json")
 
 
+@pytest.mark.broad
 async def test_download_counts_survive_a_restart(tmp_path: Path):
     async with hub(tmp_path / "hub") as asking:
         await asking.upload("acme/my-sums/1.0", package(tmp_path / "p"))
@@ -251,7 +254,7 @@ async def test_unknown_projects_redirect_to_the_fallback_unless_private_ones_exi
         assert (await asking.ask("GET", "/zeta/simple/msgspec/")).status == 302
 
 
-@pytest.mark.broad
+@pytest.mark.slow
 async def test_fifty_uploads_and_five_hundred_downloads_run_concurrently(tmp_path: Path):
     """No request fails and no file is incomplete under concurrent load."""
     async with hub(tmp_path / "hub") as asking:

@@ -23,23 +23,23 @@ def text(value: object) -> str:
 
 
 def tag(name: str, content: str, kind: str = "") -> str:
-    """Wrap HTML content in an element."""
+    """Wrap HTML content in an element `name`; `kind` is its CSS class."""
     class_attribute = f' class="{kind}"' if kind else ""
     return f"<{name}{class_attribute}>{content}</{name}>"
 
 
 def block(value: str) -> str:
-    """Return preformatted text."""
+    """Return a text as an HTML block of preformatted text."""
     return tag("pre", text(value))
 
 
 def collapsible(title: str, content: str, kind: str = "") -> str:
-    """Return content that is shown by a click on its title; both are HTML."""
+    """Return content that a click on its title shows or hides; title and content are HTML."""
     return f'<details class="{kind}"><summary>{title}</summary>{content}</details>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """Return a table; cells are HTML."""
+    """Return an HTML table; its cells are HTML, too."""
     titles = "".join(tag("th", text(title)) for title in head)
     body = ""
     for row in rows:
@@ -60,7 +60,7 @@ STATIC = {
     "hub.css": "rove.hub.server.pages.static",
     "hub.js": "rove.hub.server.pages.static",
 }
-"""Files that pages load, and the package that contains each."""
+"""Files that pages load, each with the package that contains it."""
 
 
 class PageLocation(NamedTuple):
@@ -69,7 +69,7 @@ class PageLocation(NamedTuple):
     depth: int = 0
     """Number of folders below the hub's root."""
     leaf: str = ""
-    """File name of a folder's page: "index.html" in an export, which must work without a web server."""
+    """File name that ends links to folders: "index.html" in an export, because an export must work without a web server."""
 
     @property
     def root(self) -> str:

@@ -21,11 +21,12 @@ MAX_ROLLOUTS = 10
 MAX_SETTINGS_CHARS = 20_000
 """Maximum characters shown of the settings."""
 PAGE_DEPTH = 4
-"""Folders above the page: OWNER/NAME/VERSION/runs/."""
+"""Number of folders above the page: OWNER/NAME/VERSION/runs/."""
 OPTIONAL_FIELDS = {"answer": "", "info": {}, "scores": None, "stop_condition": None, "is_truncated": False}
 """Fields that a pushed rollout may lack, with their defaults."""
 OMITTED_FIELDS = {"example_key": "", "example_id": 0, "rollout_index": 0, "seed": 0, "steps": [], "error": None}
-"""Fields of a record that `rove push` omits; a page must not show them, so these values replace those of an upload."""
+"""Fields of a record that `rove push` omits. A page must not show such fields, so these values replace the values in an upload.
+"""
 
 
 def run_page(hub: str, reference: tuple[str, str], row: Row, pushed: Mapping[str, object], leaf: str) -> bytes:

@@ -45,7 +45,7 @@ class EnvironmentPage(NamedTuple):
     manifest: Manifest
     readme: str
     releases: Sequence[StoredRelease]
-    """Newest last."""
+    """All versions, the newest last."""
     rows: Sequence[Row]
     """Rows of the leaderboard, newest version first."""
 
@@ -195,9 +195,9 @@ def _manifest(manifest: Manifest) -> Iterator[str]:
 
 
 PAGE_SIZE = 100
-"""Environments per page when served; an export has a single page."""
+"""Maximum number of environments per page of a served hub; an export has a single page."""
 MAX_TAGS = 24
-"""Number of tags shown below the search form, most frequent first."""
+"""Maximum number of tags shown below the search form, most frequent first."""
 
 
 def front_page(
@@ -210,8 +210,8 @@ def front_page(
 ) -> bytes:
     """Render a page of the list of environments.
 
-    `entries` of the `total` environments found are on this page; `facets` are the filters to offer; a `query` of None lists all
-    environments.
+    `entries` are the environments on this page, out of `total` matching environments; `facets` are the filters to offer; a
+    `query` of None lists all environments.
     """
     query = query or Query()
     whole = len(entries) == total and query == Query(limit=query.limit)
@@ -284,7 +284,7 @@ def _pagination(query: Query, count: int, total: int, location: PageLocation) ->
 
 
 class Site:
-    """Renders the pages of a hub named `hub`; for `reader` see `catalogue`, for `leaf` `PageLocation`."""
+    """Renders the pages of a hub named `hub`; `reader` is explained in `catalogue`, `leaf` in `PageLocation`."""
 
     def __init__(self, store: Store, hub: str, leaf: str = ""):
         self.store, self.hub, self.leaf = store, hub, leaf

@@ -1,0 +1,186 @@
+"""Environments with tools for the argument `environment_factory` of TRL's `GRPOTrainer`, which calls tools as methods."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rove.core.errors import ConfigError
+from rove.core.messages import text_of
+from rove.core.plain import JsonMapping, JsonObject, ToolDefinition
+from rove.envs.environment import Environment
+from rove.envs.loading import load_environment
+from rove.integrations import require_library
+from rove.integrations.open_env_server import Episode
+
+if TYPE_CHECKING:
+    from datasets import Dataset  # pyright: ignore[reportMissingImports]
+
+T = TypeVar("T")
+TYPES: dict[str, type] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
+"""JSON type of an argument → the annotation from which transformers writes the schema."""
+RESERVED = ("reset", "get_reward")
+ENDED = "The task has ended."
+
+
+class ToolEnvironments:
+    """Makes environments for TRL's `environment_factory`: the tools of a rove environment are methods.
+
+    TRL calls the tools itself, one at a time, and keeps the model's texts to itself. `get_reward` therefore scores the rollout
+    with an empty last message: it suits rubrics that look at what the tools have done. For all other environments, for exact
+    turns, and for limits, use `Rollouts`.
+
+    Example:
+        >>> environments = ToolEnvironments("lookup")
+        >>> trainer = GRPOTrainer(
+        ...     "models/tiny",
+        ...     args=GRPOConfig("runs/trl"),
+        ...     train_dataset=environments.dataset,
+        ...     environment_factory=environments,
+        ... )
+
+    Args:
+        env: An environment with tools, or its name.
+        env_args: Arguments of `load_environment`, if `env` is a name.
+        num_examples: Maximum number of training rows; -1 = all.
+
+    Raises:
+        ConfigError: The environment has no tools, group rewards, or a tool that TRL cannot call as a method.
+    """
+
+    def __init__(self, env: Environment | str, env_args: Mapping[str, object] | None = None, *, num_examples: int = -1):
+        arguments: dict[str, Any] = dict(env_args or {})
+        self.env: Environment = load_environment(env, **arguments) if isinstance(env, str) else env
+        self.name = self.env.env_id or type(self.env).__name__
+        tools: list[ToolDefinition] = getattr(self.env, "tool_defs", [])
+        if not tools:
+            raise ConfigError(f"'{self.name}' has no tools, which TRL's environment_factory needs; use Rollouts")
+        if self.env.scoring_rubric.has_group_rewards:
+            raise ConfigError(f"'{self.name}' has group rewards, but TRL scores each environment alone; use Rollouts")
+        self.rows = self.env.get_dataset(num_examples)
+        methods = {tool["function"]["name"]: _as_method(tool["function"]) for tool in tools}
+        for name in methods:
+            if name in RESERVED or name.startswith("_") or not name.isidentifier():
+                raise ConfigError(
+                    f"'{self.name}' has the tool '{name}', which cannot be a method of TRL's environments; rename it, or use "
+                    "Rollouts"
+                )
+        self._type = type(self.name, (_ToolEnvironment,), methods)
+
+    @property
+    def dataset(self) -> Dataset:
+        """The training rows, as TRL's `train_dataset`."""
+        require_library("datasets", "hf", "ToolEnvironments")
+        from datasets import Dataset  # pyright: ignore[reportMissingImports]
+
+        rows: list[dict[str, object]] = []
+        for position, row in enumerate(self.rows):
+            prompt = [{"role": message["role"], "content": text_of(message)} for message in row["prompt"]]
+            rows.append({"prompt": prompt, "rove_row": position})
+        return Dataset.from_list(rows)
+
+    def __call__(self) -> _ToolEnvironment:
+        """Return an environment, as TRL's trainer requests it."""
+        return self._type(self)
+
+
+class _ToolEnvironment:
+    """One environment of TRL, which runs one rollout after another."""
+
+    def __init__(self, owner: ToolEnvironments):
+        self._owner = owner
+        self._episode: Episode | None = None
+        self._last: JsonObject = {}
+        self._num_rollouts = 0
+
+    def reset(self, rove_row: int, **columns: object) -> None:
+        """Begin a rollout of a row."""
+        _in_loop(self._begin(rove_row))
+
+    async def _begin(self, position: int) -> None:
+        if self._episode is not None:
+            await self._episode.close()
+        self._num_rollouts += 1
+        row = self._owner.rows[position]
+        self._episode = Episode(self._owner.env, row, self._num_rollouts, "train", f"{position}-{self._num_rollouts}")
+        self._last = await self._episode.observe()
+
+    def _call(self, name: str, arguments: JsonMapping) -> str:
+        """Call a tool as the model, and return its result."""
+        if self._episode is None or self._last["done"]:
+            return ENDED
+        call = {
+            "id": f"call_{name}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(arguments)},
+        }
+        self._last = _in_loop(self._episode.act({"message": "", "tool_calls": [call]}))
+        messages = self._last["observation"]["messages"]
+        results = [text_of(message) for message in messages if message["role"] == "tool"]
+        return "\n".join(results) or ENDED
+
+    def get_reward(self) -> float | None:
+        """Return the reward of the rollout; None if it failed."""
+        if self._episode is not None and not self._last["done"]:
+            self._last = _in_loop(self._finish(self._episode))
+        return self._last.get("reward")
+
+    async def _finish(self, episode: Episode) -> JsonObject:
+        """End the rollout with empty messages of the model: an environment may answer the first ones."""
+        observation = self._last
+        while not observation["done"]:
+            observation = await episode.act({"message": ""})
+        return observation
+
+
+def _as_method(function: JsonMapping) -> Callable[..., str]:
+    """Return a tool as a method with the annotations and the docstring that transformers needs for its schema."""
+    name, schema = function["name"], function.get("parameters") or {}
+    properties: Mapping[str, JsonMapping] = schema.get("properties") or {}
+    required = set(schema.get("required") or ())
+
+    def method(self: _ToolEnvironment, **arguments: Any) -> str:
+        return self._call(name, arguments)
+
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    annotations: dict[str, Any] = {"return": str}
+    lines = [function.get("description") or name, "", "Args:"]
+    for argument, definition in properties.items():
+        annotations[argument] = TYPES.get(str(definition.get("type")), Any)
+        default = inspect.Parameter.empty if argument in required else definition.get("default")
+        parameters.append(
+            inspect.Parameter(
+                argument, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotations[argument]
+            )
+        )
+        lines.append(f"    {argument}: {definition.get('description') or argument}")
+    method.__name__ = name
+    method.__qualname__ = name
+    method.__doc__ = "\n".join(lines)
+    method.__annotations__ = annotations
+    setattr(method, "__signature__", inspect.Signature(parameters, return_annotation=str))  # noqa: B010
+    return method
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop that runs in a thread for as long as the process."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="rove-trl", daemon=True).start()
+    return loop
+
+
+def _in_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()

@@ -1,0 +1,129 @@
+"""The folder of `rove train` and `rove demo`: a run folder per stage and per evaluation, and the files about all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from rove.core.errors import RunError
+from rove.core.findings import Finding, current_row
+from rove.core.plain import JsonObject
+from rove.runs.run import Run
+from rove.utils.files import read_regular
+
+T = TypeVar("T")
+
+RECIPE, RESULTS, COMPLETE, DIAGNOSES = "recipe.toml", "results.json", "complete.json", "diagnoses.json"
+"""Names of files: settings of all stages, rows of the results table, the mark of a complete run, and diagnoses."""
+EVALUATIONS = "eval"
+"""Folder of the evaluations in the results table."""
+STAGE = re.compile(r"data|sft|rl\d*")
+"""Names of the run folders of stages."""
+
+
+class ResultRow(msgspec.Struct, frozen=True):
+    """A row of the results table."""
+
+    name: str
+    model: str
+    """Folder or name of the model that was evaluated."""
+    conditions: dict[str, JsonObject]
+    """Condition → summary of its evaluation."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the row shows a model after a training stage."""
+        return self.name.startswith("+ ")
+
+
+class RecordedCompletion(msgspec.Struct, frozen=True):
+    """What the viewer reads of `complete.json`."""
+
+    notes: list[str] = []
+    cost: str = ""
+
+
+class TrainFolder:
+    """The folder of one `rove train`.
+
+    Args:
+        path: The folder; see `is_train_folder`.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all stages and evaluations are complete."""
+        return (self.path / COMPLETE).exists()
+
+    def rows(self) -> list[ResultRow]:
+        """Return the rows of the results table that have been measured.
+
+        Raises:
+            RunError: The file is damaged.
+        """
+        return _read(self.path / RESULTS, list[ResultRow], [])
+
+    def completion(self) -> RecordedCompletion:
+        """Return the notes about the table and the cost of a complete run; both are empty until then.
+
+        Raises:
+            RunError: The file is damaged.
+        """
+        return _read(self.path / COMPLETE, RecordedCompletion, RecordedCompletion())
+
+    def diagnoses(self) -> list[tuple[str, Finding]]:
+        """Return the diagnoses with their stages, oldest first.
+
+        Raises:
+            RunError: The file is damaged.
+        """
+        rows = _read(self.path / DIAGNOSES, list[JsonObject], [])
+        try:
+            return [(str(row.get("stage", "")), msgspec.convert(current_row(row), Finding)) for row in rows]
+        except (msgspec.ValidationError, KeyError) as error:
+            raise RunError(f"{self.path / DIAGNOSES}: {error}; delete the file") from error
+
+    def stages(self) -> list[Run]:
+        """Return the runs of data, SFT, and RL that have begun, in their order."""
+        names = ["data", "sft", "rl", *sorted(name for name in self._folders() if re.fullmatch(r"rl\d+", name))]
+        return [Run(self.path / name) for name in names if (self.path / name / "config.toml").is_file()]
+
+    def _folders(self) -> Iterator[str]:
+        for entry in self.path.iterdir():
+            if entry.is_dir():
+                yield entry.name
+
+    def evaluation_folder(self, row: str, condition: str) -> Path:
+        """Return the run folder of an evaluation in the results table."""
+        name = "".join(c if c.isalnum() else "-" for c in f"{row}-{condition}").strip("-")
+        folder = self.path / EVALUATIONS
+        # Runs of earlier versions have names with several dashes in a row, and continue.
+        return folder / name if (folder / name).exists() else folder / re.sub("-+", "-", name)
+
+
+def is_train_folder(names: Collection[str]) -> bool:
+    """Return whether a folder with entries of these names is that of `rove train` or `rove demo`.
+
+    It has no settings of its own, and either results or, before the first ones, stages and evaluations.
+    """
+    if "config.toml" in names:
+        return False
+    has_stages = any(STAGE.fullmatch(name) for name in names)
+    return RESULTS in names or COMPLETE in names or (has_stages and EVALUATIONS in names)
+
+
+def _read(file: Path, kind: type[T], default: T) -> T:
+    """Return the content of a JSON file; `default` if there is no file."""
+    try:
+        return msgspec.json.decode(read_regular(file), type=kind)
+    except FileNotFoundError:
+        return default
+    except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+        raise RunError(f"{file} cannot be read: {error}; delete it and repeat the command") from error

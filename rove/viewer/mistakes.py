@@ -1,0 +1,263 @@
+"""What a model still gets wrong: where its evaluation loses reward, by question, by reply, and by the fields of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean, quantiles
+from typing import NamedTuple
+
+import msgspec
+
+from rove.core.messages import text_of
+from rove.core.plain import JsonObject, MessageDict
+from rove.statistics.format import cut, number, percent
+from rove.utils.units import counted
+from rove.viewer.html import utf8_text
+from rove.viewer.index import Index
+from rove.viewer.queries import CURRENT_ROLLOUTS
+from rove.viewer.rollouts import read_line
+
+MAX_ROLLOUTS = 5_000
+"""Maximum number of rollouts of an evaluation that are read."""
+MAX_GROUPS = 8
+"""Maximum number of groups listed per kind."""
+MAX_FIELDS = 4
+"""Maximum number of fields listed."""
+MAX_VALUES = 12
+"""Maximum number of values of a listed field; numbers with more values are divided into `NUM_RANGES` ranges."""
+NUM_RANGES = 4
+MIN_EXPLAINED = 0.05
+"""Minimum share of the variance of the rewards that a listed field explains."""
+MAX_CHARS = 160
+"""Maximum characters shown of a question, a reply or a value."""
+
+
+class Graded(NamedTuple):
+    """A scored rollout."""
+
+    question: str
+    """The last message of the prompt."""
+    answer: str
+    """The expected answer; "" if there is none."""
+    reply: str
+    fields: Mapping[str, str | float]
+    """The fields of the row's `info`, and the length of the question in characters."""
+    reward: float
+    line: int
+    """Line in rollouts.jsonl."""
+
+
+class _Row(msgspec.Struct, frozen=True):
+    prompt: list[MessageDict] = []
+    info: object = None
+
+
+class _StoredRow(msgspec.Struct, frozen=True):
+    record: _Row
+
+
+def graded_rollouts(index: Index) -> list[Graded]:
+    """Return the scored rollouts of an evaluation, at most `MAX_ROLLOUTS`."""
+    sql = (
+        "SELECT rollouts.line, offset, size, reward, answer, reply FROM rollouts "
+        f"JOIN questions ON questions.line = rollouts.line WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL "
+        f"ORDER BY rollouts.line LIMIT {MAX_ROLLOUTS}"
+    )
+    graded: list[Graded] = []
+    for line, offset, size, reward, answer, reply in index.query(sql):
+        row = msgspec.json.decode(read_line(index.file, offset, size), type=_StoredRow).record
+        question = _question(row)
+        fields = {"length of the question": float(len(question)), **_fields(row.info)}
+        graded.append(Graded(question, answer or "", reply or "", fields, float(reward), line))
+    return graded
+
+
+def _question(row: _Row) -> str:
+    try:
+        return utf8_text(text_of(row.prompt[-1])) if row.prompt else ""
+    except (AttributeError, TypeError):  # a content that is neither text nor a list of parts
+        return ""
+
+
+def _fields(info: object) -> dict[str, str | float]:
+    """Return the fields of a row's `info` that are texts, numbers or truth values."""
+    fields: dict[str, str | float] = {}
+    for name, value in info.items() if isinstance(info, dict) else ():
+        if isinstance(value, (bool, str)):
+            fields[name] = cut(str(value), MAX_CHARS)
+        elif isinstance(value, (int, float)):
+            fields[name] = float(value)
+    return fields
+
+
+def describe_mistakes(
+    rollouts: Sequence[Graded], earlier_rollouts: Sequence[Graded] = (), best: float | None = None
+) -> JsonObject:
+    """Describe where an evaluation loses reward.
+
+    A rollout loses the difference between the best reward and its own reward.
+
+    Args:
+        rollouts: The rollouts of the evaluation.
+        earlier_rollouts: The rollouts of an earlier model on the same examples, for comparison.
+        best: The best reward. Default: the highest reward of these rollouts.
+
+    Returns:
+        `summary`: sentences, the most important one first. `questions` and `replies`: groups, those that lose most first,
+        each with `name`, `answer` and `reply` (of the worst rollout), `rollouts`, `mean`, `before` (mean of the earlier
+        model, None without it), `lost` (share of the lost reward) and `line` (of the worst rollout). `fields`: name →
+        groups, in the order of the values, for the fields that explain most of the variance.
+    """
+    best = max((rollout.reward for rollout in (*rollouts, *earlier_rollouts)), default=0.0) if best is None else best
+    lost = sum(best - rollout.reward for rollout in rollouts)
+    if not rollouts or lost <= 1e-9:
+        return {
+            "summary": ["No rollout lost reward."] if rollouts else [],
+            "questions": [],
+            "replies": [],
+            "fields": {},
+        }
+    wrong = [rollout for rollout in rollouts if best - rollout.reward > 1e-9]
+    questions = _groups(rollouts, earlier_rollouts, lambda rollout: rollout.question, best, lost)
+    losing = [group for group in questions if group["lost"] > 0]
+    fields = _field_groups(rollouts, earlier_rollouts, best, lost)
+    has_repeats = len(questions) < len(rollouts)
+    summary = [
+        f"{len(wrong):,} of {counted(len(rollouts), 'rollout')} earned less than the best reward, {number(best)}."
+    ]
+    if has_repeats and losing:
+        top = losing[:MAX_GROUPS]
+        share = sum(group["lost"] for group in top)
+        summary.append(
+            f"{counted(len(top), 'question')} of {len(questions):,} {'lose' if len(top) > 1 else 'loses'} "
+            f"{percent(share)}% of the lost reward."
+        )
+    for name, groups in fields.items():
+        worst = min(groups, key=lambda group: group["mean"])
+        other_rewards = [rollout.reward for rollout in rollouts if rollout.line not in worst["lines"]]
+        summary.append(
+            f"{name} = {worst['name']}: mean reward {number(worst['mean'])} in {counted(worst['rollouts'], 'rollout')}, "
+            f"{number(fmean(other_rewards))} in the others."
+        )
+    replies = _groups(wrong, (), lambda rollout: rollout.reply, best, lost) if wrong else []
+    repeated = [group for group in replies if group["rollouts"] > 1]
+    return {
+        "summary": summary,
+        "questions": [_shown(group) for group in losing[:MAX_GROUPS]],
+        "replies": [_shown(group) for group in repeated[:MAX_GROUPS]],
+        "fields": {name: [_shown(group) for group in groups] for name, groups in fields.items()},
+    }
+
+
+def _groups(
+    rollouts: Sequence[Graded],
+    earlier_rollouts: Sequence[Graded],
+    key: Callable[[Graded], str],
+    best: float,
+    lost: float,
+) -> list[JsonObject]:
+    """Return the groups of rollouts with the same key, those that lose most reward first."""
+    members: dict[str, list[Graded]] = {}
+    for rollout in rollouts:
+        members.setdefault(key(rollout), []).append(rollout)
+    earlier_rewards: dict[str, list[float]] = {}
+    for rollout in earlier_rollouts:
+        earlier_rewards.setdefault(key(rollout), []).append(rollout.reward)
+    groups: list[JsonObject] = []
+    for name, group_members in members.items():
+        rewards = [rollout.reward for rollout in group_members]
+        worst = min(group_members, key=lambda rollout: rollout.reward)
+        groups.append(
+            {
+                "name": name,
+                "answer": worst.answer,
+                "reply": worst.reply,
+                "rollouts": len(group_members),
+                "mean": fmean(rewards),
+                "before": fmean(earlier_rewards[name]) if name in earlier_rewards else None,
+                "lost": sum(best - reward for reward in rewards) / lost,
+                "line": worst.line,
+                "lines": {rollout.line for rollout in group_members},
+            }
+        )
+    groups.sort(key=lambda group: -group["lost"])
+    return groups
+
+
+def _shown(group: JsonObject) -> JsonObject:
+    """Return a group without its lines, with short texts."""
+    texts = {name: cut(" ".join(group[name].split()), MAX_CHARS) for name in ("name", "answer", "reply")}
+    return {**{name: value for name, value in group.items() if name != "lines"}, **texts}
+
+
+def _field_groups(
+    rollouts: Sequence[Graded], earlier_rollouts: Sequence[Graded], best: float, lost: float
+) -> dict[str, list[JsonObject]]:
+    """Return the groups of the fields that explain most of the variance of the rewards, in the order of their values."""
+    rewards = [rollout.reward for rollout in rollouts]
+    mean = fmean(rewards)
+    variance = sum((reward - mean) ** 2 for reward in rewards)
+    explained: list[tuple[float, str, list[JsonObject]]] = []
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.fields)
+    for name in names if variance else ():
+        label = _labels([rollout.fields[name] for rollout in rollouts if name in rollout.fields])
+        if label is None:
+            continue
+
+        def value(rollout: Graded, name: str = name, label: Callable[[str | float], str] = label) -> str:
+            return label(rollout.fields[name]) if name in rollout.fields else "none"
+
+        groups = _groups(rollouts, earlier_rollouts, value, best, lost)
+        between = sum(group["rollouts"] * (group["mean"] - mean) ** 2 for group in groups)
+        # A field of noise explains (groups − 1) / (rollouts − 1) on average: Wherry's correction removes this.
+        freedom = len(rollouts) - len(groups)
+        share = 1 - (1 - between / variance) * (len(rollouts) - 1) / freedom if freedom > 0 else 0.0
+        if len(groups) > 1 and share >= MIN_EXPLAINED:
+            order = {text: position for position, text in enumerate(label.order)}
+            groups.sort(key=lambda group: order.get(group["name"], len(order)))
+            explained.append((share, name, groups))
+    explained.sort(key=lambda entry: -entry[0])
+    return {name: groups for _, name, groups in explained[:MAX_FIELDS]}
+
+
+class _Labels:
+    """The labels of a field's values.
+
+    Args:
+        order: The labels in the order of the values.
+        edges: Upper limits of the ranges of a number but the last; () if each value is a label.
+    """
+
+    def __init__(self, order: list[str], edges: Sequence[float] = ()):
+        self.order = order
+        self.edges = edges
+
+    def __call__(self, value: str | float) -> str:
+        """Return the label of a value."""
+        if not self.edges:
+            return _value_text(value)
+        position = sum(isinstance(value, float) and value > edge for edge in self.edges)
+        return self.order[position]
+
+
+def _labels(values: Sequence[str | float]) -> _Labels | None:
+    """Return the labels of a field; None if its values cannot be grouped."""
+    different = set(values)
+    numbers = sorted(value for value in values if isinstance(value, float))
+    if len(different) <= MAX_VALUES:
+        texts = sorted(value for value in different if isinstance(value, str))
+        return _Labels([_value_text(value) for value in (*sorted(set(numbers)), *texts)])
+    if len(numbers) < len(values):
+        return None
+    edges = sorted(set(quantiles(numbers, n=NUM_RANGES, method="inclusive")))
+    edges = [edge for edge in edges if edge < numbers[-1]]
+    limits = [numbers[0], *edges, numbers[-1]]
+    order = [f"{_value_text(low)} to {_value_text(high)}" for low, high in pairwise(limits)]
+    return _Labels(order, edges) if edges else None
+
+
+def _value_text(value: str | float) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if float(value).is_integer() else number(value)

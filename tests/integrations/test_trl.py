@@ -1,0 +1,253 @@
+"""rove environments in TRL's `GRPOTrainer`, and reward functions of TRL in rove.
+
+The tests with `GRPOTrainer` need TRL 1.16; `make test-trainers` installs it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toys import Quiz, right, rows, says
+
+import rove as vf
+from rove.core.errors import ConfigError
+from rove.integrations.trl import Rollouts, rubric_from_trl
+from rove.integrations.trl_tools import ToolEnvironments
+from rove.models.from_scratch import train_tokenizer
+from rove.models.load import load_model
+from rove.stages.reporter import SilentReporter
+
+needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed")
+MAX_LOGPROB_DIFFERENCE = 1e-4
+GROUP = 4
+OPTIONS: dict[str, Any] = {
+    "max_steps": 2,
+    "per_device_train_batch_size": 2 * GROUP,
+    "num_generations": GROUP,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": [],
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "disable_tqdm": True,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that can spell everything."""
+    folder = tmp_path_factory.mktemp("trl") / "tiny"
+    return vf.new_model("tictactoe", folder, games=20, reporter=SilentReporter()).path
+
+
+def trainer_for(rollouts: Rollouts, model: Path, folder: Path, **settings: Any) -> Any:
+    """Return a `GRPOTrainer` on the CPU with 2 steps."""
+    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
+
+    options = {**OPTIONS, "max_completion_length": 96, "learning_rate": 1e-3, **settings}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TRL calls rollout_func experimental
+        return GRPOTrainer(
+            str(model),
+            args=GRPOConfig(str(folder), **options),
+            train_dataset=rollouts.dataset,
+            rollout_func=rollouts,
+            reward_funcs=rollouts.reward,
+        )
+
+
+def letters(completion: vf.Messages) -> float:
+    """Return the fraction of lowercase letters in the first reply."""
+    text = completion[0]["content"]
+    return sum("a" <= character <= "z" for character in text) / max(1, len(text))
+
+
+class Watched(Rollouts):
+    """Rollouts that keep what TRL was given."""
+
+    outputs: list[dict[str, Any]]
+
+    def __call__(self, prompts: Any, trainer: Any) -> dict[str, Any]:
+        output = super().__call__(prompts, trainer)
+        self.outputs = [*getattr(self, "outputs", []), {**output, "records": self.records}]
+        return output
+
+
+@needs_trl
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["reverse_text", "tictactoe"])
+def test_two_steps_of_grpo(name: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    env = vf.load_environment(name)
+    env.add_rubric(vf.Rubric([letters]))  # a model with random weights earns the same reward in all rollouts
+    rollouts = Watched(env, num_examples=8, max_tokens=16)
+    trainer = trainer_for(rollouts, model, tmp_path)
+    before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+    trainer.train()
+    assert trainer.state.global_step == 2 and len(rollouts.outputs) == 2
+    assert any(not torch.equal(value, before[key]) for key, value in trainer.model.state_dict().items())
+    logs = [entry for entry in trainer.state.log_history if "reward" in entry]
+    turns = 0
+    for log, output in zip(logs, rollouts.outputs, strict=True):
+        records: list[vf.RolloutRecord] = output["records"]
+        rewards = [record.reward for record in records]
+        assert None not in rewards and len(rewards) == 2 * GROUP
+        assert log["reward"] == pytest.approx(sum(rewards) / len(rewards), abs=1e-6)  # type: ignore[arg-type]
+        assert log["rove/num_turns"] == pytest.approx(sum(len(record.steps) for record in records) / len(records))
+        assert len({record.seed for record in records}) == len(records)
+        assert len({record.example_key for record in records}) == len(records) // GROUP
+        for number, record in enumerate(records):
+            [sequence] = vf.sequences_from_record(record)
+            ids = output["prompt_ids"][number] + output["completion_ids"][number]
+            assert ids == sequence.ids[: len(ids)] and len(ids) >= min(len(sequence.ids), 96)
+            start = len(output["prompt_ids"][number])
+            assert output["env_mask"][number] == [int(sampled) for sampled in sequence.mask[start : len(ids)]]
+            turns = max(turns, len(record.steps))
+    assert turns > 1 or name == "reverse_text"
+
+    # Log-probabilities of TRL and of rove's engine for the same tokens.
+    client = vf.EngineClient.from_model(load_model(model, "cpu"))
+    client.engine.model.load_state_dict(trainer.model.state_dict())
+    client.engine.update_weights(1)
+    largest = 0.0
+    for prompt_ids, completion_ids in zip(output["prompt_ids"], output["completion_ids"], strict=True):
+        ids = torch.tensor([prompt_ids + completion_ids])
+        with torch.no_grad():
+            theirs, _, _ = trainer._get_per_token_logps_and_entropies(
+                trainer.model.eval(), ids, torch.ones_like(ids), len(completion_ids)
+            )
+        ours = torch.tensor(client.engine.score(prompt_ids + completion_ids)[-len(completion_ids) :])
+        largest = max(largest, float((theirs[0] - ours).abs().max()))
+    with capsys.disabled():
+        print(f"\n{name}: largest difference of log-probabilities between TRL and rove: {largest:.1e}")
+    assert largest < MAX_LOGPROB_DIFFERENCE
+
+
+@needs_trl
+@pytest.mark.slow
+def test_failed_rollouts_have_no_reward_and_are_not_trained_on(model: Path, tmp_path: Path) -> None:
+    def fails_now_and_then(state: vf.State) -> float:
+        if bool(state["example_id"] % 2):
+            raise ValueError("no reward")
+        return float(len(state["completion"][-1]["content"]))
+
+    env = Quiz(2, rubric=vf.Rubric([fails_now_and_then]))
+    rollouts = Watched(env, max_tokens=8)
+    trainer = trainer_for(rollouts, model, tmp_path)
+    trainer.train()
+    output = rollouts.outputs[0]
+    failed = [record.error is not None for record in output["records"]]
+    assert sorted(failed) == [False] * GROUP + [True] * GROUP
+    assert [reward is None for reward in output["rove_reward"]] == failed
+    for number, is_failed in enumerate(failed):
+        assert (output["env_mask"][number] == [0]) is is_failed
+    assert trainer.state.log_history[0]["rove/failed"] == 0.5
+
+
+@needs_trl
+@pytest.mark.slow
+def test_trl_accepts_new_tokenizers_with_tools(model: Path) -> None:
+    from trl.chat_template_utils import (  # pyright: ignore[reportMissingImports]
+        is_chat_template_prefix_preserving,
+        parse_response,
+        supports_tool_calling,
+    )
+
+    tokenizer = load_model(model, "cpu").tokenizer
+    assert supports_tool_calling(tokenizer) and is_chat_template_prefix_preserving(tokenizer)
+    call = '<tool_call>\n{"name": "lookup", "arguments": {"key": "a"}}\n</tool_call><|end|>'
+    prefix = tokenizer("<|user|>hi<|end|><|assistant|>")["input_ids"]
+    parsed = parse_response(tokenizer, tokenizer(call)["input_ids"], prefix=prefix)
+    assert [call["function"] for call in parsed["tool_calls"]] == [{"name": "lookup", "arguments": {"key": "a"}}]
+    parsed = parse_response(tokenizer, tokenizer("hello<|end|>")["input_ids"], prefix=prefix)
+    assert (parsed["role"], parsed["content"], parsed.get("tool_calls")) == ("assistant", "hello", None)
+
+
+def test_new_tokenizers_keep_their_response_template(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    train_tokenizer(["hello"]).save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).response_template["start_anchor"] == "<|assistant|>"
+
+
+def accuracy(completions: list[Any], solution: list[str], **kwargs: Any) -> list[float]:
+    assert kwargs["prompts"][0][-1]["role"] == "user" and kwargs["trainer_state"] is None
+    return [
+        float(completion[0]["content"] == expected) for completion, expected in zip(completions, solution, strict=True)
+    ]
+
+
+async def short(completions: list[Any], log_metric: Any) -> list[float | None]:
+    log_metric("seen", 1.0)
+    return [None if len(completion[0]["content"]) > 1 else 0.5 for completion in completions]
+
+
+def test_reward_functions_of_trl_become_a_rubric() -> None:
+    data = [{**row, "solution": row["answer"]} for row in rows(2)]
+    env = vf.SingleTurnEnv(dataset=data, rubric=rubric_from_trl([accuracy, short], [2.0, 1.0]))
+    record, _ = env.generate_sync(says(right))
+    assert record.scores is not None
+    assert (record.reward, record.scores.rewards, record.scores.weights) == (
+        2.5,
+        {"accuracy": 1.0, "short": 0.5},
+        {"accuracy": 2.0, "short": 1.0},
+    )
+    [long, _] = env.generate_sync(says("long"))
+    assert long.scores is not None and long.scores.rewards == {"accuracy": 0.0, "short": 0.0}
+    [failed, _] = vf.SingleTurnEnv(dataset=data, rubric=rubric_from_trl(short)).generate_sync(says("long"))
+    assert failed.reward is None and failed.error is not None and "returned None" in failed.error.message
+    assert rubric_from_trl(accuracy).identity != rubric_from_trl(short).identity
+    with pytest.raises(ConfigError, match="1 weights for 2 reward functions"):
+        rubric_from_trl([accuracy, short], [1.0])
+
+
+def test_what_trl_cannot_do_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sets stop in its sampling_args, which TRL's generation does not have"):
+        Rollouts(Quiz(1, sampling_args={"stop": ["x"]}))
+    with pytest.raises(ConfigError, match="has message_type 'completion'"):
+        Rollouts(vf.SingleTurnEnv(dataset=[{"prompt": "a"}], message_type="completion"))
+    with pytest.raises(ConfigError, match="is not a row of this environment"):
+        Rollouts(Quiz(1))._position([{"role": "user", "content": "?"}])
+
+
+def test_tools_are_methods_that_run_a_rollout() -> None:
+    environments = ToolEnvironments("lookup", {"num_examples": 4})
+    data = environments.dataset
+    environment: Any = environments()
+    [row] = [data[index] for index in (1,)]
+    info = environments.rows[1]["info"]
+    assert (row["rove_row"], row["prompt"][0]["role"]) == (1, "system")
+    environment.reset(**row)
+    assert environment.lookup(who=info["who"]) == info["rooms"][info["who"]]
+    assert "no person" in environment.lookup(who="nobody")
+    assert environment.answer(room=info["rooms"][info["who"]]) == "Answer submitted."
+    assert environment.lookup(who=info["who"]) == "The task has ended."
+    assert environment.get_reward() == 1.0
+    environment.reset(**row)
+    assert environment.get_reward() == 0.0  # the model has said something else than a call
+    with pytest.raises(ConfigError, match="has no tools, which TRL's environment_factory needs; use Rollouts"):
+        ToolEnvironments(Quiz(1))
+
+
+@needs_trl
+@pytest.mark.slow
+def test_trl_trains_with_an_environment_factory(model: Path, tmp_path: Path) -> None:
+    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
+
+    environments = ToolEnvironments("lookup", {"num_examples": 4})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TRL calls environment_factory experimental
+        trainer = GRPOTrainer(
+            str(model),
+            args=GRPOConfig(str(tmp_path), max_completion_length=32, learning_rate=1e-3, **{**OPTIONS, "max_steps": 1}),
+            train_dataset=environments.dataset,
+            environment_factory=environments,
+        )
+    trainer.train()
+    [log] = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert log["reward"] == 0.0 and log["rewards/lookup/mean"] == 0.0

@@ -1,0 +1,51 @@
+"""Test reading the folder of `rove train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from made_training import made_training
+
+import rove as vf
+from rove.runs.train_folder import DIAGNOSES, RESULTS, TrainFolder, is_train_folder
+
+
+def test_what_a_folder_of_rove_train_holds(tmp_path: Path):
+    folder = made_training(tmp_path / "mine")
+    assert folder.is_complete
+    assert [(row.name, row.is_trained) for row in folder.rows()] == [("base", False), ("+ SFT", True), ("+ RL", True)]
+    assert [stage.path.name for stage in folder.stages()] == ["sft", "rl1"]
+    [(stage, finding)] = folder.diagnoses()
+    assert (stage, finding.id) == ("rl1", "collapse")
+    assert folder.completion().cost == "took 2.0 minutes"
+    assert folder.evaluation_folder("+ RL", "greedy") == folder.path / "eval" / "RL-greedy"
+
+
+def test_an_empty_folder_has_nothing(tmp_path: Path):
+    folder = TrainFolder(tmp_path)
+    assert (folder.rows(), folder.stages(), folder.diagnoses(), folder.is_complete) == ([], [], [], False)
+
+
+def test_damaged_files_are_named(tmp_path: Path):
+    folder = made_training(tmp_path / "mine")
+    for name, read in ((RESULTS, folder.rows), (DIAGNOSES, folder.diagnoses)):
+        (folder.path / name).write_text('[{"name"', encoding="utf-8")
+        with pytest.raises(vf.RunError, match=name):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["results.json"], True),
+        (["sft", "eval"], True),
+        (["rl2", "eval", "data"], True),
+        (["config.toml", "results.json"], False),  # a run of its own
+        (["sft"], False),  # a folder of runs with this name
+        (["eval", "mine"], False),
+        ([], False),
+    ],
+)
+def test_which_folders_are_those_of_rove_train(names: list[str], expected: bool):
+    assert is_train_folder(names) is expected

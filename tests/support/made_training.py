@@ -1,0 +1,56 @@
+"""A folder of `rove train` made by hand, for what reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from made import made_run, record
+
+from rove.core.records import RolloutRecord
+from rove.runs.run import Run
+from rove.runs.train_folder import COMPLETE, DIAGNOSES, RECIPE, RESULTS, ResultRow, TrainFolder
+from rove.statistics import Tally
+
+NUM_EXAMPLES = 60
+DIAGNOSIS = {"id": "collapse", "text": "the entropy fell", "stage": "rl1", "step": 3, "steps": 9}
+
+
+def made_training(path: Path) -> TrainFolder:
+    """A complete run of SFT and RL: SFT solves the first 10 of 60 questions, RL all but the last three, which have level 2."""
+    folder = TrainFolder(path)
+    rows: list[ResultRow] = []
+    for name, solved in (("base", set[int]()), ("+ SFT", set(range(10))), ("+ RL", set(range(57)))):
+        stage = {"base": "model", "+ SFT": "sft/final", "+ RL": "rl1/final"}[name]
+        run = made_run(folder.evaluation_folder(name, "greedy"), [_graded(i, i in solved) for i in range(NUM_EXAMPLES)])
+        tally = Tally()
+        for outcome in run.outcomes():
+            tally.add(outcome)
+        rows.append(ResultRow(name, str(path / stage), {"greedy": tally.result().to_dict()}))
+    _stage(path / "sft", "sft", {"data": str(path / "data")}, [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}])
+    held_out = {"reward/mean": 0.5, "eval/greedy/reward/mean": 0.8}
+    _stage(path / "rl1", "rl", {"env": "quiz", "steps": 9}, [{"step": 1, **held_out}, {"step": 2, **held_out}])
+    (path / RESULTS).write_bytes(msgspec.json.encode(rows))
+    (path / DIAGNOSES).write_bytes(msgspec.json.encode([DIAGNOSIS]))
+    (path / RECIPE).write_text('env = "quiz"\n', encoding="utf-8")
+    (path / COMPLETE).write_bytes(
+        msgspec.json.encode({"identity": {}, "notes": ["a note"], "cost": "took 2.0 minutes"})
+    )
+    return folder
+
+
+def _graded(example: int, is_right: bool) -> RolloutRecord:
+    made = record(example, win=float(is_right), info={"level": example // 20})
+    reply = f"answer {example}" if is_right else "no idea"
+    return msgspec.structs.replace(made, completion=[{"role": "assistant", "content": reply}])
+
+
+def _stage(path: Path, kind: str, config: dict[str, object], metrics: list[dict[str, float]]) -> Run:
+    run = Run(path)
+    with run:
+        run.start(kind, config, {})
+        for row in metrics:
+            run.append_metrics(row)
+        best = {"metric": "eval/greedy/reward/mean", "value": 0.8, "step": 2}
+        run.finish({"steps": len(metrics), "best": best, "stopped": "the reward has reached its target"})
+    return run

@@ -1,0 +1,80 @@
+"""Test what a model still gets wrong: groups by question, reply and field."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rove.viewer.mistakes import Graded, describe_mistakes
+
+
+def graded(question: str, reward: float, line: int = 0, reply: str = "", **fields: str | float) -> Graded:
+    return Graded(question, f"right answer of {question}", reply, fields, reward, line)
+
+
+def test_the_questions_that_lose_the_reward_come_first():
+    after = [
+        graded("a", 1.0, 0),
+        graded("a", 0.5, 1),
+        graded("b", 0.0, 2, "x"),
+        graded("b", 0.5, 3, "x"),
+        graded("c", 1.0, 4),
+    ]
+    mistakes = describe_mistakes(after, [graded("b", 0.25)])
+    assert [(group["name"], group["lost"], group["mean"], group["before"]) for group in mistakes["questions"]] == [
+        ("b", 0.75, 0.25, 0.25),
+        ("a", 0.25, 0.75, None),
+    ]
+    assert [(group["name"], group["rollouts"]) for group in mistakes["replies"]] == [("x", 2)]
+    assert mistakes["questions"][0]["line"] == 2  # the worst rollout
+    assert mistakes["summary"] == [
+        "3 of 5 rollouts earned less than the best reward, 1.000.",
+        "2 questions of 3 lose 100.0% of the lost reward.",
+    ]
+
+
+def test_a_field_that_explains_the_errors_is_named_and_one_of_noise_is_not():
+    drawn = random.Random(0)
+    after: list[Graded] = []
+    for line in range(400):
+        level = line % 5
+        fields: Mapping[str, str | float] = {
+            "level": float(level),
+            "noise": drawn.choice("abcdefgh"),
+            "id": f"row {line}",
+        }
+        reward = 0.0 if level == 4 and drawn.random() < 0.8 else 1.0
+        after.append(Graded(f"question {line}", "", "", fields, reward, line))
+    mistakes = describe_mistakes(after)
+    assert list(mistakes["fields"]) == ["level"]
+    assert [group["name"] for group in mistakes["fields"]["level"]] == ["0", "1", "2", "3", "4"]
+    assert mistakes["summary"][1].startswith("level = 4: mean reward 0.")
+
+
+def test_a_number_with_many_values_is_divided_into_ranges():
+    after = [graded(f"question {i}", float(i < 75), i, length=float(i)) for i in range(100)]
+    groups = describe_mistakes(after)["fields"]["length"]
+    assert [group["rollouts"] for group in groups] == [25, 25, 25, 25]
+    assert [group["mean"] for group in groups] == [1.0, 1.0, 1.0, 0.0]
+    assert groups[-1]["name"] == "74.250 to 99"
+
+
+def test_no_mistakes():
+    assert describe_mistakes([])["summary"] == []
+    assert describe_mistakes([graded("a", 1.0)])["summary"] == ["No rollout lost reward."]
+    assert describe_mistakes([graded("a", 1.0)], best=1.2)["questions"][0]["lost"] == 1.0
+
+
+values = st.one_of(st.sampled_from("abc"), st.floats(-5, 5), st.integers(0, 40).map(float))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.floats(-1, 1), values), min_size=1, max_size=60))
+def test_every_rollout_is_in_one_group_of_a_field_and_shares_add_up(rows: list[tuple[str, float, str | float]]):
+    after = [graded(question, reward, line, "r", field=value) for line, (question, reward, value) in enumerate(rows)]
+    mistakes = describe_mistakes(after)
+    for groups in mistakes["fields"].values():
+        assert sum(group["rollouts"] for group in groups) == len(after)
+        assert abs(sum(group["lost"] for group in groups) - 1.0) < 1e-6

@@ -97,7 +97,7 @@ def _location(report: Report) -> JsonObject:
     return location
 
 
-def junit_report(reports: Sequence[Report], fail_on: Severity = Severity.HIGH) -> bytes:
+def junit_report(reports: Sequence[Report], fail_on: Severity = Severity.MEDIUM) -> bytes:
     """Return reports as JUnit XML: one test case per selected check; it fails if a finding has severity `fail_on` or higher."""
     suites = ElementTree.Element("testsuites", name="rove audit")
     for report in reports:

@@ -101,7 +101,7 @@ def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, 
         "rove audit tictactoe",
         "rove audit my_task --only blind-reply --only hedging",
         "rove audit my_task --learn                           # a tiny model looks for holes by RL",
-        "rove audit my_task -o audit.sarif --fail-on medium   # in CI",
+        "rove audit my_task -o audit.sarif                    # in CI",
         "rove audit --compare v1/my_task v2/my_task           # what a fix closed, and what it costs",
         "rove audit --list                                    # all checks",
     )
@@ -135,7 +135,7 @@ def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, 
 @click.option(
     "--fail-on",
     type=click.Choice(LEVELS),
-    default="high",
+    default=Severity.MEDIUM.value,
     show_default=True,
     help="Lowest severity of a finding that sets exit status 1.",
 )

@@ -306,6 +306,15 @@ def test_the_command(rove: Rove) -> None:
     assert (missing.status, "the folder nowhere does not exist" in missing.err) == (2, True)
 
 
+def test_a_finding_of_medium_severity_sets_the_exit_status(rove: Rove) -> None:
+    grade = f"paid = 0.3 * bool(text.strip()); {HONEST.replace('return', 'return paid + 0.7 *')}"
+    environment(Path("environments"), "mild", SUMS.replace("GRADE", grade))
+    options = ("audit", "mild", "--only", "blind-reply", "-n", "20", "-o", "audit.json")
+    assert rove(*options).status == 1
+    assert read_report("audit.json").worst is Severity.MEDIUM
+    assert rove(*options, "--fail-on", "high").status == 0
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -68,13 +68,20 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
     """
     visible_share: float | None = None
     """Smallest share of the rows that a reply must be paid for to be told from chance; None if nothing was measured."""
+    unmatched: list[str] = []
+    """Entries of the baseline file that match no finding any more."""
     rollouts: int = 0
     cpu_seconds: float = 0.0
 
     @property
+    def open_findings(self) -> list[Finding]:
+        """The findings that no baseline file accepts."""
+        return [finding for finding in self.findings if not finding.accepted]
+
+    @property
     def worst(self) -> Severity:
-        """The highest severity; INFO without findings."""
-        return max((finding.severity for finding in self.findings), default=Severity.INFO)
+        """The highest severity of the findings that no baseline file accepts; INFO without such findings."""
+        return max((finding.severity for finding in self.open_findings), default=Severity.INFO)
 
     @property
     def unchecked(self) -> dict[str, str]:
@@ -105,7 +112,7 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
     def __str__(self) -> str:
         """Return the findings, one per line, and the number of checks that were done."""
         done = f"{len(self.checks) - len(self.skipped)} of {len(self.checks)} checks done"
-        findings = [f"{finding.severity.value}: {finding}" for finding in self.findings] or [self.without_findings]
+        findings = [f"{severity_text(finding)}: {finding}" for finding in self.findings] or [self.without_findings]
         return "\n".join([f"audit of {self.env}: {done}", *findings])
 
     def to_pandas(self) -> DataFrame:
@@ -137,6 +144,12 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
         words += ["--seed", str(self.seed)] if self.seed else []
         words += ["--judge", self.judge] if self.judge and check == "judge-injection" else []
         return shlex.join([*words, "--learn"] if check == "learned-reward" else words)
+
+
+def severity_text(finding: Finding) -> str:
+    """Return a finding's severity, and the reason if a baseline file accepts the finding."""
+    reason = f", accepted: {finding.accepted}" if finding.accepted else ""
+    return f"{finding.severity.value}{reason}"
 
 
 def selected(only: tuple[str, ...], skip: tuple[str, ...]) -> frozenset[str]:

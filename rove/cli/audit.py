@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from rove.audit.acceptance import accept_findings, read_baseline_file
 from rove.audit.auditor import AuditOptions
 from rove.audit.findings import Report, shortened
 from rove.audit.report import json_report, junit_report, markdown_report, sarif_report
@@ -51,7 +52,7 @@ def print_report(report: Report, console: Console) -> None:
     else:
         console.print(styled((report.env, "bold"), f": {report.without_findings}"))
     for finding in report.findings:
-        if finding.severity >= Severity.MEDIUM:
+        if finding.severity >= Severity.MEDIUM and not finding.accepted:
             console.print(f"\n{finding.id}", style="bold", soft_wrap=True)
             for name in ("prompt", "completion"):
                 text = shortened(" ".join(getattr(finding, name).split()), MAX_SHOWN_CHARS)
@@ -59,6 +60,10 @@ def print_report(report: Report, console: Console) -> None:
                     console.print(f"  {name}: {text}", markup=False, soft_wrap=True)
             console.print(f"  usual fix: {finding.remedy}", markup=False, soft_wrap=True)
             console.print(f"  repeat: {report.command(finding.id)}", markup=False, soft_wrap=True)
+    for entry in report.unmatched:
+        console.print(
+            f"\nno finding matches this entry of the baseline file any more: {entry}", markup=False, soft_wrap=True
+        )
     total = len(report.checks)
     done = f"{total - len(report.skipped)} of {counted(total, 'check')} done"
     console.print(f"\n{report.rollouts:,} rollouts, {report.cpu_seconds:g} CPU-s; {done}")
@@ -140,6 +145,11 @@ def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, 
     help="Lowest severity of a finding that sets exit status 1.",
 )
 @click.option(
+    "--baseline",
+    metavar="FILE",
+    help="Accept the findings that a TOML file lists with reasons: they are shown, and set no exit status.",
+)
+@click.option(
     "--learn", is_flag=True, help="Train a tiny model with RL, and check whether its reward comes from doing the task."
 )
 @click.option("--device", help="Device of the model that --learn trains.  [default: auto]")
@@ -170,6 +180,7 @@ def command(
     seed: int,
     output: tuple[str, ...],
     fail_on: str,
+    baseline: str | None,
     learn: bool,
     device: str | None,
     judge: str | None,
@@ -192,6 +203,8 @@ def command(
     if compare:
         if env is not None:
             raise ConfigError(f"--compare OLD NEW takes no other environment; remove '{env}'")
+        if baseline is not None:
+            raise ConfigError(f"--compare reports what is new, whatever '{baseline}' accepts; remove --baseline")
         if learn:
             raise ConfigError(
                 "--compare trains no model: write two reports with --learn -o FILE.json, and compare these"
@@ -204,10 +217,12 @@ def command(
     if "learned-reward" in only and not learn:
         raise ConfigError("the check 'learned-reward' trains a model; add --learn")
     check_outputs(output, SUFFIXES)
+    accepted = [] if baseline is None else read_baseline_file(baseline)
     env, env_dir = located(env, env_dir)
     folder = run_folder(run_dir, env, "audit", identity={"env_args": args, "seed": seed})
     learner = _learner_settings(learn, device, folder, seed, console)
     report = run_audit(env, env_dir, args, settings, ConsoleReporter(console), learner, judge)
+    accept_findings(report, accepted)
     for file in output:
         write(report, file, Severity(fail_on))
     if as_json:
@@ -216,4 +231,4 @@ def command(
         print_report(report, console)
         curves = [f"curves and transcripts of the learner: rove view {folder}"] if learn else []
         hint(console, "all checks: rove audit --list", *curves)
-    ctx.exit(int(report.worst >= Severity(fail_on) and bool(report.findings)))
+    ctx.exit(int(report.worst >= Severity(fail_on) and bool(report.open_findings)))

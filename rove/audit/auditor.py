@@ -57,7 +57,7 @@ from rove.audit.reward_checks import (
     check_statistics,
 )
 from rove.audit.search import search
-from rove.audit.subject import OutOfTime, RolloutsFail, Subject
+from rove.audit.subject import Inconclusive, OutOfTime, RolloutsFail, Subject
 from rove.audit.tool_checks import check_error_leaks, check_paid_calls, check_wrong_answers_after_calls
 from rove.core.checks import Settings
 from rove.core.digest import derive_seed
@@ -343,7 +343,7 @@ class _Auditor:
         try:
             async for finding in findings:
                 self._add(finding)
-        except OutOfTime as error:
+        except (OutOfTime, Inconclusive) as error:
             self.report.skipped[name] = str(error)
         except Exception as error:  # whatever the environment raises must not stop the other checks
             self.report.skipped[name] = f"failed: {_text(error)}"

@@ -53,12 +53,12 @@ def replayed(choose: Callable[[int], Moves], ending: Callable[[State], str] = la
     def policy(messages: Messages, state: State, rng: random.Random) -> Message | str:
         turn = len(bookkeeping(state).trajectory)
         moves = choose(int(state["example_id"]))
-        return _numbered(moves[turn], turn) if turn < len(moves) else ending(state)
+        return with_new_ids(moves[turn], turn) if turn < len(moves) else ending(state)
 
     return policy
 
 
-def _numbered(move: Message, turn: int) -> Message:
+def with_new_ids(move: Message, turn: int) -> Message:
     """Return a move whose calls have ids that are new in this turn, since a rollout may repeat a call."""
     calls = calls_of(move)
     if not calls:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,12 +17,13 @@ from commands import Rove, environment, in_this_process
 from tiers import first_quick
 
 from rove.audit.auditor import AuditOptions, audit
-from rove.audit.baseline import visible_share
+from rove.audit.baseline import Baseline, visible_share
 from rove.audit.comparison import read_report
 from rove.audit.findings import Report
 from rove.audit.guard import ROVE, describe
 from rove.audit.judge import Judge, JudgeModel
 from rove.audit.report import json_report, junit_report, markdown_report, sarif_report
+from rove.audit.subject import Inconclusive, Subject
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
 from rove.core.findings import Finding, Severity
@@ -156,6 +158,17 @@ async def test_a_hang_in_any_check_is_a_finding(tmp_path: Path) -> None:
     [finding] = report.findings
     assert (finding.id, finding.severity) == ("grader-robustness", Severity.HIGH)
     assert "'retraction'" in finding.text and "maybe" in finding.completion
+
+
+async def test_a_check_that_proves_nothing_is_named_with_its_reason(tmp_path: Path) -> None:
+    async def collapsed(subject: Subject, base: Baseline, open_env: Any) -> AsyncIterator[Finding]:
+        raise Inconclusive("inconclusive: the model did not learn")
+        yield Finding("load")
+
+    environment(tmp_path, "sums", SUMS.replace("GRADE", HONEST))
+    options = AuditOptions(num_examples=5, only=("learned-reward",))
+    report = await audit("sums", str(tmp_path), options=options, learner=collapsed)
+    assert str(report).endswith("not checked: learned-reward (inconclusive: the model did not learn)")
 
 
 @pytest.mark.broad

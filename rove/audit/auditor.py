@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rove.audit.baseline import Baseline, measure_baseline, visible_share
+from rove.audit.call_checks import check_needed_calls, check_row_values
 from rove.audit.data_checks import (
     check_contradictions,
     check_leaks,
@@ -250,11 +251,7 @@ class _Auditor:
         if is_game:
             await self._do("blind-game", check_moves_of_other_rows(subject, base))
         await self._do("answer-leak", check_message_leaks(subject, base))
-        no_tools = "" if base.has_tools else "the environment has no tools"
-        await self._do("paid-calls", check_paid_calls(subject, base), no_tools)
-        if base.has_tools:
-            await self._do("paid-calls", check_wrong_answers_after_calls(subject, base))
-            await self._do("answer-leak", check_error_leaks(subject, base))
+        await self._tools(subject, base)
         await self._do("execution", check_execution(subject, base, self.folder))
         await self._do("parser-agreement", check_parser(subject, base, self._parse), no_own)
         # The scripted judge's verdicts depend on the replies that earlier rollouts have added.
@@ -282,6 +279,16 @@ class _Auditor:
         severities = [finding.severity for finding in self.report.findings if finding.id == "grader-robustness"]
         if Severity.HIGH not in severities:
             await self._do("grader-robustness", _as_async(check_worker_failures(subject)))
+
+    async def _tools(self, subject: Subject, base: Baseline) -> None:
+        """Do the checks of tools."""
+        no_tools = "" if base.has_tools else "the environment has no tools"
+        await self._do("paid-calls", check_paid_calls(subject, base), no_tools)
+        await self._do("needed-calls", check_needed_calls(subject, base), no_tools)
+        if base.has_tools:
+            await self._do("paid-calls", check_wrong_answers_after_calls(subject, base))
+            await self._do("answer-leak", check_error_leaks(subject, base))
+            await self._do("blind-game", check_row_values(subject, base))
 
     async def _inject_into_model(self, judge: JudgeModel, subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
         """Yield findings with a model as the judge, in a new worker, so that no verdicts of the scripted judge are cached."""

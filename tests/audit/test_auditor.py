@@ -163,7 +163,7 @@ async def test_a_hang_in_any_check_is_a_finding(tmp_path: Path) -> None:
 async def test_a_check_that_proves_nothing_is_named_with_its_reason(tmp_path: Path) -> None:
     async def collapsed(subject: Subject, base: Baseline, open_env: Any) -> AsyncIterator[Finding]:
         raise Inconclusive("inconclusive: the model did not learn")
-        yield Finding("load")
+        yield Finding("load", "never reached")
 
     environment(tmp_path, "sums", SUMS.replace("GRADE", HONEST))
     options = AuditOptions(num_examples=5, only=("learned-reward",))

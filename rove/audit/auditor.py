@@ -47,6 +47,7 @@ from rove.audit.grader_checks import (
 from rove.audit.guard import IMPORTS_VARIABLE, events
 from rove.audit.judge import Judge, JudgeModel, judge_server
 from rove.audit.order_checks import check_order, check_refused_forms
+from rove.audit.power import visible_shares
 from rove.audit.replies import LOG_VARIABLE
 from rove.audit.reward_checks import (
     can_compare_variants,
@@ -226,6 +227,9 @@ class _Auditor:
         await self._data(subject)
         await self._do("side-effects", _as_async(_side_effects(events(self.folder / LOG_NAME))))
         self.report.rollouts, self.report.rewards = subject.rollouts, subject.rewards
+        not_clean = {*self.report.skipped, *(finding.id for finding in self.report.findings)}
+        clean = [name for name in self.report.checks if name not in not_clean]
+        self.report.visible_shares = visible_shares(clean, len(base.floor.scored))
 
     async def _behavior(self, subject: Subject, base: Baseline) -> None:
         # With tools, a rollout may have several turns although the scripted policies need one.

@@ -27,7 +27,7 @@ LIST = HERE / "real_environments.toml"
 NUM_EXAMPLES = {"TextArena": 20}
 """Examples of a source; a game of TextArena is played in a process of its own, so that 60 take minutes per policy."""
 DEFAULT_NUM_EXAMPLES = 60
-SECONDS = 1200.0
+SECONDS = 3600.0
 """Time budget of an audit, in seconds of wall time."""
 
 

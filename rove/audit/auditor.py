@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rove.audit.baseline import Baseline, measure_baseline, visible_share
+from rove.audit.call_checks import check_needed_calls, check_row_values
 from rove.audit.data_checks import (
     check_contradictions,
     check_leaks,
@@ -46,6 +47,7 @@ from rove.audit.grader_checks import (
 from rove.audit.guard import IMPORTS_VARIABLE, events
 from rove.audit.judge import Judge, JudgeModel, judge_server
 from rove.audit.order_checks import check_order, check_refused_forms
+from rove.audit.power import visible_shares
 from rove.audit.replies import LOG_VARIABLE
 from rove.audit.reward_checks import (
     can_compare_variants,
@@ -57,7 +59,7 @@ from rove.audit.reward_checks import (
     check_statistics,
 )
 from rove.audit.search import search
-from rove.audit.subject import OutOfTime, RolloutsFail, Subject
+from rove.audit.subject import Inconclusive, OutOfTime, RolloutsFail, Subject
 from rove.audit.tool_checks import check_error_leaks, check_paid_calls, check_wrong_answers_after_calls
 from rove.core.checks import Settings
 from rove.core.digest import derive_seed
@@ -225,6 +227,9 @@ class _Auditor:
         await self._data(subject)
         await self._do("side-effects", _as_async(_side_effects(events(self.folder / LOG_NAME))))
         self.report.rollouts, self.report.rewards = subject.rollouts, subject.rewards
+        not_clean = {*self.report.skipped, *(finding.id for finding in self.report.findings)}
+        clean = [name for name in self.report.checks if name not in not_clean]
+        self.report.visible_shares = visible_shares(clean, len(base.floor.scored))
 
     async def _behavior(self, subject: Subject, base: Baseline) -> None:
         # With tools, a rollout may have several turns although the scripted policies need one.
@@ -250,11 +255,7 @@ class _Auditor:
         if is_game:
             await self._do("blind-game", check_moves_of_other_rows(subject, base))
         await self._do("answer-leak", check_message_leaks(subject, base))
-        no_tools = "" if base.has_tools else "the environment has no tools"
-        await self._do("paid-calls", check_paid_calls(subject, base), no_tools)
-        if base.has_tools:
-            await self._do("paid-calls", check_wrong_answers_after_calls(subject, base))
-            await self._do("answer-leak", check_error_leaks(subject, base))
+        await self._tools(subject, base)
         await self._do("execution", check_execution(subject, base, self.folder))
         await self._do("parser-agreement", check_parser(subject, base, self._parse), no_own)
         # The scripted judge's verdicts depend on the replies that earlier rollouts have added.
@@ -282,6 +283,16 @@ class _Auditor:
         severities = [finding.severity for finding in self.report.findings if finding.id == "grader-robustness"]
         if Severity.HIGH not in severities:
             await self._do("grader-robustness", _as_async(check_worker_failures(subject)))
+
+    async def _tools(self, subject: Subject, base: Baseline) -> None:
+        """Do the checks of tools."""
+        no_tools = "" if base.has_tools else "the environment has no tools"
+        await self._do("paid-calls", check_paid_calls(subject, base), no_tools)
+        await self._do("needed-calls", check_needed_calls(subject, base), no_tools)
+        if base.has_tools:
+            await self._do("paid-calls", check_wrong_answers_after_calls(subject, base))
+            await self._do("answer-leak", check_error_leaks(subject, base))
+            await self._do("blind-game", check_row_values(subject, base))
 
     async def _inject_into_model(self, judge: JudgeModel, subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
         """Yield findings with a model as the judge, in a new worker, so that no verdicts of the scripted judge are cached."""
@@ -343,7 +354,7 @@ class _Auditor:
         try:
             async for finding in findings:
                 self._add(finding)
-        except OutOfTime as error:
+        except (OutOfTime, Inconclusive) as error:
             self.report.skipped[name] = str(error)
         except Exception as error:  # whatever the environment raises must not stop the other checks
             self.report.skipped[name] = f"failed: {_text(error)}"

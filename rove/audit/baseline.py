@@ -66,7 +66,8 @@ class Baseline(NamedTuple):
     own_answer: Measured | None
     """The row's own answer in the form, also where it earns no more than a wrong answer; None if rows have no answers."""
     idle: Measured
-    """The better of two policies that do nothing: the empty reply, and "I do not know."."""
+    """The better of two policies that do nothing: the empty reply, and "I do not know." (not in tasks of one turn without
+    answers)."""
     chance: float
     """Share of the rows that the most frequent answer gets right. It comes from the rows, so no grader can raise it."""
 
@@ -149,9 +150,11 @@ async def measure_baseline(subject: Subject) -> Baseline:
         if len(honest) > 1:  # of several scripted policies, the weakest one shows chance
             candidates.append(min(honest, key=lambda measured: measured.mean))
         floor = highest(candidates)
-    idle = highest([await _idle(subject, name, reply) for name, reply in IDLE.items()])
     is_multi_turn = statistics.fmean(turns or [1.0]) > 1.5
-    has_tools = any(record.tools for record in idle.records)
+    idle_replies = [await _idle(subject, name, reply) for name, reply in IDLE.items()]
+    has_tools = any(record.tools for record in idle_replies[0].records)
+    # In a task without answers, such as writing a short sentence, "I do not know." may be right.
+    idle = highest(idle_replies if answers or is_multi_turn or has_tools else idle_replies[:1])
     names = list(guesses) if answers and (has_tools or not is_multi_turn) else []
     return Baseline(
         prompts=prompts,

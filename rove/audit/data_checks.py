@@ -264,12 +264,13 @@ def _words(row: Row) -> set[str]:
 
 
 def check_seed_shift(rows: Sequence[Row], shifted_rows: Sequence[Row]) -> Iterator[Finding]:
-    """Yield a finding if the rows of two neighboring seeds are mostly equal, but not all.
+    """Yield a finding if the rows of one seed are mostly those of the next seed, shifted by one.
 
-    All rows are equal if the seed only orders them, or if the environment has no generated rows.
+    The same rows in the same order, or in a random one, are no finding: the seed only orders them, or has no effect. They may
+    also be shifted and all equal, if the number of rows covers everything that the generator makes.
     """
     first, second = _keys(rows), _keys(shifted_rows)
-    if not first or not second or set(first) == set(second):
+    if not first or not second or first == second:
         return
     share = len(set(first) & set(second)) / len(set(first))
     # `random.Random(seed + index)` gives these: row i + 1 of one seed is row i of the next.

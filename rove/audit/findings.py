@@ -70,6 +70,8 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
     """Smallest share of the rows that a reply must be paid for to be told from chance; None if nothing was measured."""
     unmatched: list[str] = []
     """Entries of the baseline file that match no finding any more."""
+    visible_shares: dict[str, float] = {}
+    """Check without a finding → the smallest share of the rows in which a defect must show for this check to see it."""
     rollouts: int = 0
     cpu_seconds: float = 0.0
 
@@ -107,6 +109,19 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
         return (
             f"with these examples, a reply that is paid in fewer than {self.visible_share:.0%} of the rows cannot be told from "
             "chance (-n N for more examples)"
+        )
+
+    @property
+    def clean_checks(self) -> str:
+        """The checks without a finding, by the smallest share of the rows that they could have seen; "" if there are none."""
+        checks_by_share: dict[float, list[str]] = {}
+        for check, share in self.visible_shares.items():
+            checks_by_share.setdefault(share, []).append(check)
+        listed = [f"{share:.0%} ({', '.join(checks_by_share[share])})" for share in sorted(checks_by_share)]
+        return (
+            f"a clean check would have seen a defect from this share of the rows on: {', '.join(listed)}"
+            if listed
+            else ""
         )
 
     def __str__(self) -> str:

@@ -118,6 +118,10 @@ class OutOfTime(Error):
     """The time budget of the audit is used up."""
 
 
+class Inconclusive(Error):
+    """A check was done, but proves nothing."""
+
+
 class RolloutsFail(Error):
     """Every rollout failed."""
 

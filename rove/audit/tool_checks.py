@@ -201,20 +201,34 @@ def _calls_with_row_values(messages: Messages, state: State, rng: random.Random)
     if turn >= min(2 * CALL_TURNS, len(tools)):
         return "ok"
     prompt = last_message(list(state["prompt"])) if not isinstance(state["prompt"], str) else state["prompt"]
-    call = _with_values(example_call(tools[turn], f"call_{turn}"), prompt)
+    call = with_values(example_call(tools[turn], f"call_{turn}"), prompt)
     return AssistantMessage(None, tool_calls=[call])
 
 
-def _with_values(call: JsonObject, prompt: str) -> JsonObject:
-    """Fill the arguments of a call with the name or number that a prompt is about."""
+def with_values(call: JsonObject, prompt: str) -> JsonObject:
+    """Fill the arguments of a call with the names and numbers that a prompt is about, in their order."""
     names = re.findall(r"\b(?=\w*\d)(?=\w*[A-Za-z])[\w-]+\b", prompt) or re.findall(r"\b[A-Z]\w+", prompt)[1:]
-    numbers = re.findall(r"\d+", prompt)
+    numbers = re.findall(r"\b\d+\b", prompt) or re.findall(r"\d+", prompt)
+    words = iter(names or numbers)
+    amounts = iter(numbers)
     arguments: JsonMapping = json.loads(call["function"]["arguments"])
     values: JsonObject = {}
     for name, value in arguments.items():
         values[name] = value
-        if isinstance(value, str) and (names or numbers):
-            values[name] = (names or numbers)[0]
+        named = _named_value(name, prompt)
+        if isinstance(value, str) and named:
+            values[name] = named
+        elif isinstance(value, str) and (names or numbers):
+            values[name] = next(words, (names or numbers)[-1])
         elif type(value) in (int, float) and numbers:
-            values[name] = int(numbers[0])
+            values[name] = int(next(amounts, numbers[-1]))
     return {**call, "function": {**call["function"], "arguments": json.dumps(values)}}
+
+
+def _named_value(argument: str, prompt: str) -> str:
+    """Return the value that follows the name of an argument in a prompt, such as "order R500"; "" if there is none."""
+    for word in argument.split("_"):
+        match = re.search(rf"\b{re.escape(word)}\W{{1,3}}((?=\S*\d)[\w-]+)", prompt, re.IGNORECASE)
+        if match:
+            return match[1]
+    return ""

@@ -53,12 +53,12 @@ def replayed(choose: Callable[[int], Moves], ending: Callable[[State], str] = la
     def policy(messages: Messages, state: State, rng: random.Random) -> Message | str:
         turn = len(bookkeeping(state).trajectory)
         moves = choose(int(state["example_id"]))
-        return _numbered(moves[turn], turn) if turn < len(moves) else ending(state)
+        return with_new_ids(moves[turn], turn) if turn < len(moves) else ending(state)
 
     return policy
 
 
-def _numbered(move: Message, turn: int) -> Message:
+def with_new_ids(move: Message, turn: int) -> Message:
     """Return a move whose calls have ids that are new in this turn, since a rollout may repeat a call."""
     calls = calls_of(move)
     if not calls:
@@ -98,6 +98,77 @@ def of_other_rows(moves: Mapping[int, Moves], limit: int) -> Callable[[int], Mov
 def only_calls(moves: Mapping[int, Moves]) -> Callable[[int], Moves]:
     """Return a function that chooses a row's moves up to its last call of a tool, without the reply at the end."""
     return lambda row: [move for move in moves.get(row, []) if calls_of(move)]
+
+
+def without_calls(moves: Mapping[int, Moves], *tools: str, limit: int | None = None) -> Callable[[int], Moves]:
+    """Return a function that chooses a row's moves without the calls of some tools.
+
+    Args:
+        tools: Names of the tools; all if empty.
+        limit: Number of calls that are left out, from the first one; None leaves out all.
+    """
+
+    def choose(row: int) -> Moves:
+        chosen: Moves = []
+        num_left_out = 0
+        for move in moves.get(row, []):
+            kept: list[JsonObject] = []
+            for call in calls_of(move):
+                is_meant = not tools or call["function"]["name"] in tools
+                if is_meant and (limit is None or num_left_out < limit):
+                    num_left_out += 1
+                else:
+                    kept.append(call)
+            if kept or not calls_of(move):
+                chosen.append(move if len(kept) == len(calls_of(move)) else _move(text_of(move), kept))
+        return chosen
+
+    return choose
+
+
+def with_calls_reversed(moves: Mapping[int, Moves]) -> Callable[[int], Moves]:
+    """Return a function that chooses a row's moves with its calls in the reverse order."""
+
+    def choose(row: int) -> Moves:
+        row_moves = moves.get(row, [])
+        calls = [call for move in row_moves for call in calls_of(move)]
+        replies = [move for move in row_moves if not calls_of(move)]
+        return [*(_move("", [call]) for call in reversed(calls)), *replies]
+
+    return choose
+
+
+def with_argument(
+    moves: Mapping[int, Moves], tool: str, argument: str, values: Mapping[int, object]
+) -> Callable[[int], Moves]:
+    """Return a function that chooses a row's moves with another row's value of an argument in all calls of a tool.
+
+    Args:
+        values: Position of a row → its value.
+    """
+    rows = sorted(values)
+
+    def choose(row: int) -> Moves:
+        if row not in values:
+            return moves.get(row, [])
+        start = rows.index(row) + len(rows) // 2
+        others = [values[rows[(start + step) % len(rows)]] for step in range(len(rows))]
+        other = next((value for value in others if value != values[row]), values[row])
+
+        def changed(call: JsonObject) -> JsonObject:
+            arguments = json.loads(call["function"]["arguments"] or "{}")
+            if call["function"]["name"] != tool or arguments.get(argument) != values[row]:
+                return call
+            function = {**call["function"], "arguments": json.dumps({**arguments, argument: other})}
+            return {**call, "function": function}
+
+        chosen: Moves = []
+        for move in moves.get(row, []):
+            calls = calls_of(move)
+            chosen.append(_move(text_of(move), [changed(call) for call in calls]) if calls else move)
+        return chosen
+
+    return choose
 
 
 def repeated_call(moves: Mapping[int, Moves], tool: str, turns: int, per_turn: int = 1) -> Callable[[int], Moves]:

@@ -70,8 +70,8 @@ def print_report(report: Report, console: Console) -> None:
     for reason in dict.fromkeys(report.skipped.values()):
         names = ", ".join(name for name, other_reason in report.skipped.items() if other_reason == reason)
         console.print(f"  not done: {names} ({reason})", markup=False, soft_wrap=True)
-    if report.power:
-        console.print(f"  {report.power}", markup=False, soft_wrap=True)
+    for text in filter(None, (report.power, report.clean_checks)):
+        console.print(f"  {text}", markup=False, soft_wrap=True)
     if OUT_OF_TIME in report.skipped.values():
         default = AuditOptions().seconds
         console.print(f"  to give the checks more time: --seconds N (of wall time; default {default:g})")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,12 +17,13 @@ from commands import Rove, environment, in_this_process
 from tiers import first_quick
 
 from rove.audit.auditor import AuditOptions, audit
-from rove.audit.baseline import visible_share
+from rove.audit.baseline import Baseline, visible_share
 from rove.audit.comparison import read_report
 from rove.audit.findings import Report
 from rove.audit.guard import ROVE, describe
 from rove.audit.judge import Judge, JudgeModel
 from rove.audit.report import json_report, junit_report, markdown_report, sarif_report
+from rove.audit.subject import Inconclusive, Subject
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
 from rove.core.findings import Finding, Severity
@@ -158,6 +160,17 @@ async def test_a_hang_in_any_check_is_a_finding(tmp_path: Path) -> None:
     assert "'retraction'" in finding.text and "maybe" in finding.completion
 
 
+async def test_a_check_that_proves_nothing_is_named_with_its_reason(tmp_path: Path) -> None:
+    async def collapsed(subject: Subject, base: Baseline, open_env: Any) -> AsyncIterator[Finding]:
+        raise Inconclusive("inconclusive: the model did not learn")
+        yield Finding("load", "never reached")
+
+    environment(tmp_path, "sums", SUMS.replace("GRADE", HONEST))
+    options = AuditOptions(num_examples=5, only=("learned-reward",))
+    report = await audit("sums", str(tmp_path), options=options, learner=collapsed)
+    assert str(report).endswith("not checked: learned-reward (inconclusive: the model did not learn)")
+
+
 @pytest.mark.broad
 async def test_a_time_budget_that_is_used_up_before_the_first_check_is_a_finding(tmp_path: Path) -> None:
     report = await audited(tmp_path, HONEST, AuditOptions(only=("hedging",), seconds=0.01))
@@ -240,6 +253,9 @@ def test_no_findings_is_said_only_if_every_check_that_matters_was_done() -> None
     assert str(partial).endswith(said) and said in markdown_report([partial])
     assert json_report(partial)["unchecked"] == {"hedging": reason}
     assert "21% of the rows" in partial.power and complete.power == ""
+    seen = Report(env="sums", visible_shares={"execution": 0.632, "hedging": 0.8, "determinism": 0.139, "length": 0.8})
+    assert seen.clean_checks.endswith(" on: 14% (determinism), 63% (execution), 80% (hedging, length)")
+    assert complete.clean_checks == ""
 
 
 @pytest.mark.parametrize(("count", "share"), [(8, 0.667), (60, 0.211), (1000, 0.05)])

@@ -120,7 +120,13 @@ def test_tuples_that_become_lists_are_of_low_severity() -> None:
 
 @pytest.mark.parametrize(
     ("other_rows", "is_found"),
-    [(numbered(1, 100), True), (numbered(500, 100), False), (numbered(0, 100), False), (numbered(0, 100)[::-1], False)],
+    [
+        (numbered(1, 100), True),
+        ([*numbered(1, 99), *numbered(0, 1)], True),  # the rows cover everything
+        (numbered(500, 100), False),
+        (numbered(0, 100), False),
+        (numbered(0, 100)[::-1], False),
+    ],
 )
 def test_seed_shift(other_rows: Any, is_found: bool) -> None:
     assert len(list(check_seed_shift(numbered(0, 100), other_rows))) == is_found

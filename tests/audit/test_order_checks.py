@@ -72,6 +72,17 @@ async def test_a_sound_game_keeps_the_order() -> None:
     assert await findings(check_order, Parcel(pays_each_time=False)) == []
 
 
+@pytest.mark.parametrize("is_free", [True, False])
+async def test_words_that_a_task_without_answers_accepts_are_not_doing_nothing(is_free: bool) -> None:
+    def short(completion: Any) -> float:
+        return float(len(text(completion).split()) in range(0 if is_free else 1, 6))
+
+    rows = [{"question": f"Write a short sentence about {number}."} for number in range(30)]
+    policies = {"plain": lambda messages, state, rng: "It is short.", "long": lambda messages, state, rng: "long " * 9}
+    env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([short]), policies=policies)
+    assert [finding.severity for finding in await findings(check_order, env)] == [Severity.HIGH] * is_free
+
+
 def fractions(prompt: str, grade: Any) -> vf.Environment:
     rng = random.Random(0)
     rows: list[dict[str, Any]] = []

@@ -222,6 +222,7 @@ class _Auditor:
             base = await measure_baseline(subject)
             if subject.records and all(record.error is not None for record in subject.records):
                 raise RolloutsFail(f"every rollout fails; the first: {subject.error_text(subject.records[0])}")
+            self.report.floor = base.floor.name
             self.report.visible_share = visible_share(len(base.floor.scored))
             await self._behavior(subject, base)
         await self._data(subject)
@@ -316,6 +317,7 @@ class _Auditor:
             for name in ("data-overlap", "contradictory-rows", "row-round-trip", "seed-shift"):
                 await self._do(name, _as_async([]), rows)
             return
+        self.report.contacted = rows["contacted"]
         train, evaluation = rows["train"], rows["eval"]
         all_rows = [*train, *evaluation]
         await self._do("data-overlap", _as_async(check_overlap(train, evaluation, rows["has_both"])))

@@ -68,6 +68,10 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
     """
     visible_share: float | None = None
     """Smallest share of the rows that a reply must be paid for to be told from chance; None if nothing was measured."""
+    floor: str = ""
+    """Name in `rewards` of the best policy without knowledge of the row; "" if it was not measured."""
+    contacted: list[str] | None = None
+    """Hosts that the environment contacted when it was loaded and its rows were read; None if they were not read."""
     unmatched: list[str] = []
     """Entries of the baseline file that match no finding any more."""
     visible_shares: dict[str, float] = {}

@@ -10,7 +10,7 @@ import os
 import sys
 from itertools import islice
 
-from rove.audit.guard import prepare_imports
+from rove.audit.guard import prepare_imports, record_contact
 from rove.core.digest import fingerprint
 from rove.core.messages import AssistantMessage, text_of
 from rove.core.plain import Arguments, JsonObject
@@ -98,6 +98,11 @@ if __name__ == "__main__":
     out = os.dup(1)
     os.dup2(2, 1)  # what the environment prints goes to stderr
     prepare_imports()
-    result = json.dumps(parsed(**request) if "replies" in request else facts(**request))
+    contacted: list[str] = []
+    sys.addaudithook(lambda event, args: record_contact(contacted, event, args))
+    if "replies" in request:
+        result = json.dumps(parsed(**request))
+    else:
+        result = json.dumps({**facts(**request), "contacted": sorted(set(contacted))})
     with os.fdopen(out, "w") as stdout:
         stdout.write(result)

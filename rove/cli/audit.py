@@ -12,6 +12,7 @@ from rich.table import Table
 
 from rove.audit.acceptance import accept_findings, read_baseline_file
 from rove.audit.auditor import AuditOptions
+from rove.audit.card import card_markdown, check_train_folder, make_card
 from rove.audit.findings import Report, shortened
 from rove.audit.report import json_report, junit_report, markdown_report, sarif_report
 from rove.audit.subject import OUT_OF_TIME
@@ -35,6 +36,7 @@ MAX_SHOWN_CHARS = 300
 """Maximum characters of a prompt or completion on the screen."""
 SUFFIXES = (".md", ".json", ".sarif", ".xml")
 """Suffixes of report files."""
+CARD_SUFFIXES = (".md", ".json")
 
 
 def print_checks(console: Console) -> None:
@@ -91,6 +93,19 @@ def write(report: Report, output: str, fail_on: Severity) -> None:
     atomic_write(Path(output), content)
 
 
+def write_files(
+    report: Report, outputs: tuple[str, ...], fail_on: Severity, cards: tuple[str, ...], trained: str | None
+) -> None:
+    """Write a report and the environment's card to files; suffixes choose the formats."""
+    for file in outputs:
+        write(report, file, fail_on)
+    for file in map(Path, cards):
+        card = make_card(report, trained)
+        is_page = file.suffix == ".md"
+        content = card_markdown(card).encode() if is_page else msgspec.json.format(msgspec.json.encode(card), indent=1)
+        atomic_write(file, content)
+
+
 def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, console: Console) -> JsonObject | None:
     """Return the settings of the learner, and print its device; None without --learn."""
     if not learn:
@@ -99,6 +114,18 @@ def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, 
         return None
     show_device(device or "auto", ConsoleReporter(console))
     return {"folder": folder, "seed": seed, "device": device or "auto"}
+
+
+def _check_comparison(env: str | None, learn: bool, baseline: str | None, card: tuple[str, ...]) -> None:
+    """Refuse arguments that do not go with --compare."""
+    if env is not None:
+        raise ConfigError(f"--compare OLD NEW takes no other environment; remove '{env}'")
+    if baseline is not None:
+        raise ConfigError(f"--compare reports what is new, whatever '{baseline}' accepts; remove --baseline")
+    if learn:
+        raise ConfigError("--compare trains no model: write two reports with --learn -o FILE.json, and compare these")
+    if card:
+        raise ConfigError("--card is for one environment; remove it or --compare")
 
 
 @click.command(
@@ -145,6 +172,17 @@ def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, 
     help="Lowest severity of a finding that sets exit status 1.",
 )
 @click.option(
+    "--card",
+    multiple=True,
+    metavar="FILE",
+    help="Write a page about the environment for its README (.md) or for the hub (.json); repeatable.",
+)
+@click.option(
+    "--trained",
+    metavar="FOLDER",
+    help="Folder of a finished rove train, whose results the card shows.  [default: none]",
+)
+@click.option(
     "--baseline",
     metavar="FILE",
     help="Accept the findings that a TOML file lists with reasons: they are shown, and set no exit status.",
@@ -180,6 +218,8 @@ def command(
     seed: int,
     output: tuple[str, ...],
     fail_on: str,
+    card: tuple[str, ...],
+    trained: str | None,
     baseline: str | None,
     learn: bool,
     device: str | None,
@@ -201,30 +241,27 @@ def command(
     settings = AuditOptions(num_examples=num_examples, only=only, skip=skip, seconds=seconds, seed=seed)
     args = json_object(env_args, "-a") or {}
     if compare:
-        if env is not None:
-            raise ConfigError(f"--compare OLD NEW takes no other environment; remove '{env}'")
-        if baseline is not None:
-            raise ConfigError(f"--compare reports what is new, whatever '{baseline}' accepts; remove --baseline")
-        if learn:
-            raise ConfigError(
-                "--compare trains no model: write two reports with --learn -o FILE.json, and compare these"
-            )
+        _check_comparison(env, learn, baseline, card)
         run = partial(run_audit, env_args=args, options=settings, reporter=ConsoleReporter(console), judge=judge)
         worst = compare_audits(compare, env_dir, run, console, output, as_json)
         ctx.exit(int(worst is not None and worst >= Severity(fail_on)))
     if env is None:
         raise ConfigError("no environment given: rove audit ENV")
+    if trained is not None and not card:
+        raise ConfigError(f"--trained {trained} is for a card: add --card FILE, or leave it out")
     if "learned-reward" in only and not learn:
         raise ConfigError("the check 'learned-reward' trains a model; add --learn")
     check_outputs(output, SUFFIXES)
+    check_outputs(card, CARD_SUFFIXES, "--card")
     accepted = [] if baseline is None else read_baseline_file(baseline)
     env, env_dir = located(env, env_dir)
+    if trained is not None:
+        check_train_folder(trained, env)
     folder = run_folder(run_dir, env, "audit", identity={"env_args": args, "seed": seed})
     learner = _learner_settings(learn, device, folder, seed, console)
     report = run_audit(env, env_dir, args, settings, ConsoleReporter(console), learner, judge)
     accept_findings(report, accepted)
-    for file in output:
-        write(report, file, Severity(fail_on))
+    write_files(report, output, Severity(fail_on), card, trained)
     if as_json:
         print_json(json_report(report))
     else:

@@ -15,6 +15,7 @@ from rove.audit.findings import CHECKS, Report, severity_text
 from rove.audit.report import rate_text
 from rove.core.errors import ConfigError
 from rove.core.findings import Finding
+from rove.core.plain import JsonObject
 from rove.envs.loading import environment_version
 from rove.runs.train_folder import RECIPE, TrainFolder
 from rove.statistics import needed_examples
@@ -74,6 +75,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """The best policy that does the task."""
     models: list[TrainedModel] = []
     """What models reached in a finished `rove train`; empty if that was not measured."""
+    model: str = ""
+    """The model that `rove train` began with."""
     training_cost: str = ""
     needed_examples: int | None = None
     """Number of examples that reveals a difference of 0.05 between two evaluations, whatever their rewards are."""
@@ -90,7 +93,7 @@ def make_card(report: Report, train_folder: str | Path | None = None) -> Card:
     Raises:
         ConfigError: See `check_train_folder`.
     """
-    models, cost = ([], "") if train_folder is None else _trained(train_folder, report.env)
+    folder = None if train_folder is None else check_train_folder(train_folder, report.env)
     honest = {name: rate for name, rate in report.rewards.items() if is_honest(name)}
     ceiling = _highest(honest)
     floor = NamedReward(report.floor, report.rewards[report.floor]) if report.floor in report.rewards else None
@@ -108,8 +111,9 @@ def make_card(report: Report, train_folder: str | Path | None = None) -> Card:
         unchecked=report.unchecked,
         floor=floor,
         ceiling=ceiling,
-        models=models,
-        training_cost=cost,
+        models=[] if folder is None else _models(folder),
+        model="" if folder is None else _initial_model(folder),
+        training_cost="" if folder is None else folder.completion().cost,
         needed_examples=needed,
         cpu_seconds=round(1000 * report.cpu_seconds / report.rollouts, 1) if report.rollouts else None,
     )
@@ -122,17 +126,28 @@ def check_train_folder(path: str | Path, env: str) -> TrainFolder:
         ConfigError: The folder is not from `rove train`, is not finished, or is from another environment.
     """
     folder = TrainFolder(path)
-    if not folder.is_complete:
+    if not folder.is_complete or not (folder.path / RECIPE).is_file():
         raise ConfigError(f"{path} is no folder of a finished rove train; finish the run, or leave the folder out")
-    trained_env = Path(msgspec.toml.decode((folder.path / RECIPE).read_bytes()).get("env", env)).stem
+    trained_env = Path(_recipe(folder).get("env", env)).stem
     if trained_env != env:
         raise ConfigError(f"{path} is a training in the environment '{trained_env}'; expected one in '{env}'")
     return folder
 
 
-def _trained(path: str | Path, env: str) -> tuple[list[TrainedModel], str]:
-    """Return the rows of the models of a finished `rove train`, and its cost."""
-    folder = check_train_folder(path, env)
+def _recipe(folder: TrainFolder) -> JsonObject:
+    return msgspec.toml.decode((folder.path / RECIPE).read_bytes())
+
+
+def _initial_model(folder: TrainFolder) -> str:
+    """Describe the model that the recipe begins with: a folder or name, or the settings of a new one."""
+    model = _recipe(folder).get("model", "")
+    if isinstance(model, str):
+        return Path(model).name
+    return f"a new model (size {model.get('size', 'tiny')})"
+
+
+def _models(folder: TrainFolder) -> list[TrainedModel]:
+    """Return the rows of the results table that are models in training."""
     models: list[TrainedModel] = []
     for row in folder.rows():
         is_model = row.is_trained or row.name == "base"
@@ -141,7 +156,7 @@ def _trained(path: str | Path, env: str) -> tuple[list[TrainedModel], str]:
                 reward = summary["reward"]
                 tokens = sum(summary.get("tokens_per_rollout", {}).values())
                 models.append(TrainedModel(row.name, condition, reward["mean"], reward["low"], reward["high"], tokens))
-    return models, folder.completion().cost
+    return models
 
 
 def _highest(rewards: Mapping[str, Rate]) -> NamedReward | None:
@@ -179,7 +194,13 @@ def card_markdown(card: Card) -> str:
             [(_safe(severity_text(row)), row.id, _safe(row.text), rate_text(row)) for row in card.findings],
         )
     if card.models:
-        lines += ["", "### Learnability", "", f"`rove train` {_safe(card.training_cost)}.", ""]
+        lines += [
+            "",
+            "### Learnability",
+            "",
+            f"`rove train` began with {_safe(card.model)} and {_safe(card.training_cost)}.",
+            "",
+        ]
         rows: list[tuple[str, ...]] = []
         for model in card.models:
             limits = "" if model.low is None or model.high is None else f" [{model.low:.3f}, {model.high:.3f}]"

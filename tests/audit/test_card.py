@@ -13,7 +13,7 @@ from rove.audit.card import Card, card_markdown, make_card, read_card
 from rove.audit.findings import Report
 from rove.core.errors import ConfigError
 from rove.core.findings import Finding, Severity
-from rove.runs.train_folder import COMPLETE
+from rove.runs.train_folder import COMPLETE, RECIPE
 
 QUIZ = """
 import rove as vf
@@ -91,7 +91,8 @@ def test_contacted_hosts_and_changing_rewards_are_shown(folder: Path) -> None:
 
 
 def test_learnability_comes_from_a_finished_training(folder: Path, tmp_path: Path) -> None:
-    made_training(tmp_path / "training")
+    training = made_training(tmp_path / "training")
+    (training.path / RECIPE).write_text('env = "environments/quiz"\n[model]\nsize = "tiny"\n')
     card = make_card(report(folder), tmp_path / "training")
     assert [(model.stage, model.condition) for model in card.models] == [
         ("base", "greedy"),
@@ -100,7 +101,7 @@ def test_learnability_comes_from_a_finished_training(folder: Path, tmp_path: Pat
     ]
     assert card.models[2].mean == 1.15
     page = card_markdown(card)
-    assert "`rove train` took 2.0 minutes." in page
+    assert r"`rove train` began with a new model \(size tiny\) and took 2.0 minutes." in page
     assert "| + RL | greedy | 1.150 [1.047, 1.192] | 15 |" in page
 
 

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rove.audit.findings import CHECKS
 from rove.statistics.intervals import proportion_interval
 from rove.utils.markdown import table_lines
 
@@ -112,6 +113,12 @@ def judged(task: Task, report: dict[str, Any], judgments: Sequence[dict[str, Any
         yield JudgedFinding(task, finding, holds, reason)
 
 
+def not_checked(report: dict[str, Any]) -> list[str]:
+    """Return the checks that matter and were not done, and those that were not selected; only --learn does the last one."""
+    left_out = [check for check in CHECKS if check not in report["checks"] and check != "learned-reward"]
+    return [*report["unchecked"], *left_out]
+
+
 def share(rows: Sequence[JudgedFinding]) -> str:
     """Return the share of true findings with its 95% interval."""
     decisions = [float(row.holds) for row in rows if row.holds is not None]
@@ -175,7 +182,7 @@ def page(listed: dict[str, Any]) -> str:
             f"{report['rollouts']:,}",
             f"{report['cpu_seconds']:g}",
             str(len(report["checks"]) - len(report["skipped"])),
-            ", ".join(report["unchecked"]),
+            ", ".join(not_checked(report)),
         )
         for task, report in reports
     ]

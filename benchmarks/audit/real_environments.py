@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rove.audit.findings import CHECKS
+from rove.integrations.known_defects import known_defects
 from rove.statistics.intervals import proportion_interval
 from rove.utils.markdown import table_lines
 
@@ -173,6 +174,14 @@ def page(listed: dict[str, Any]) -> str:
         for row in rows
     ]
     lines += table_lines(("environment", "severity", "check", "finding", "holds", "reason in the code"), cells)
+    lines += ["", "## Defects that were known", ""]
+    lines += ["A defect counts as found if the environment has a true finding other than `seed-shift`.", ""]
+    found = {row.task.name for row in other_rows if row.holds}
+    known: list[tuple[str, ...]] = []
+    for task, _ in reports:
+        defects = [defect for defect in known_defects() if defect.task == task.name]
+        known += [(task.name, defect.text, "found" if task.name in found else "not found") for defect in defects]
+    lines += table_lines(("environment", "defect", "audit"), known)
     lines += ["", "## Environments", ""]
     facts = [
         (

@@ -99,6 +99,14 @@ def empty_board(entry: Entry) -> str:
     return json.dumps([[0] * len(row) for row in json.loads(entry["answer"])])
 
 
+def shared_tasks(family: str) -> int:
+    """Return how many tasks two datasets of 100 with distant seeds share."""
+    import reasoning_gym
+
+    first, second = (reasoning_gym.create_dataset(family, size=100, seed=seed) for seed in (0, 1_000_003))
+    return len({entry["question"] for entry in first} & {entry["question"] for entry in second})
+
+
 STATEMENT = re.compile(r"(?P<quantity>All|No|Some) (?P<first>\w+) are (?P<negation>not )?(?P<second>\w+)")
 
 
@@ -182,6 +190,8 @@ PROOFS: dict[tuple[str, str], Callable[[], bool]] = {
         )
         == 1
     ),
+    ("reasoning-gym", "string_splitting"): lambda: shared_tasks("string_splitting") > 5,
+    ("reasoning-gym", "string_synthesis"): lambda: shared_tasks("string_synthesis") > 5,
     ("textarena", "Bandit-v0"): bandit_pays_for_the_worst_button,
 }
 

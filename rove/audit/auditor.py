@@ -317,7 +317,7 @@ class _Auditor:
             for name in ("data-overlap", "contradictory-rows", "row-round-trip", "seed-shift"):
                 await self._do(name, _as_async([]), rows)
             return
-        self.report.contacted = rows["contacted"]
+        self.report.contacted, self.report.known_defects = rows["contacted"], rows["known_defects"]
         train, evaluation = rows["train"], rows["eval"]
         all_rows = [*train, *evaluation]
         await self._do("data-overlap", _as_async(check_overlap(train, evaluation, rows["has_both"])))

@@ -67,6 +67,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the same reply earned the same reward again; None if that was not measured."""
     checks_done: int
     findings: list[Finding] = []
+    known_defects: list[str] = []
     unchecked: dict[str, str] = {}
     """Checks that matter and were not done, with the reasons."""
     floor: NamedReward | None = None
@@ -108,6 +109,7 @@ def make_card(report: Report, train_folder: str | Path | None = None) -> Card:
         deterministic=_is_deterministic(report),
         checks_done=len(set(report.checks) - set(report.skipped)),
         findings=report.findings,
+        known_defects=report.known_defects,
         unchecked=report.unchecked,
         floor=floor,
         ceiling=ceiling,
@@ -226,6 +228,8 @@ def _properties(card: Card) -> Iterator[tuple[str, str]]:
     for finding in card.findings:
         counts[finding.severity.value] = counts.get(finding.severity.value, 0) + 1
     yield "findings", ", ".join(f"{count} {severity}" for severity, count in counts.items()) or "none"
+    for text in card.known_defects:
+        yield "known defect", _safe(text)
     if card.unchecked:
         yield "not checked", _safe(", ".join(card.unchecked))
     for label, named in (("floor", card.floor), ("ceiling", card.ceiling)):

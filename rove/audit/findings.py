@@ -72,6 +72,8 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
     """Name in `rewards` of the best policy without knowledge of the row; "" if it was not measured."""
     contacted: list[str] | None = None
     """Hosts that the environment contacted when it was loaded and its rows were read; None if they were not read."""
+    known_defects: list[str] = []
+    """Warnings about known defects of another library's tasks, which no check needs to find."""
     unmatched: list[str] = []
     """Entries of the baseline file that match no finding any more."""
     visible_shares: dict[str, float] = {}

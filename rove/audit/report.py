@@ -49,6 +49,8 @@ def markdown_report(reports: Sequence[Report]) -> str:
             rows.append((report.env, "–", "–", report.without_findings, "–"))
     lines = table_lines(("environment", "severity", "check", "finding", "reward or share"), rows)
     for report in reports:
+        if report.known_defects:
+            lines += ["", *(f"- {text}" for text in report.known_defects)]
         if report.unmatched:
             lines += [
                 "",

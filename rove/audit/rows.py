@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from itertools import islice
 
 from rove.audit.guard import prepare_imports, record_contact
@@ -15,6 +16,7 @@ from rove.core.digest import fingerprint
 from rove.core.messages import AssistantMessage, text_of
 from rove.core.plain import Arguments, JsonObject
 from rove.envs.loading import environment_arguments, load_environment
+from rove.integrations.known_defects import KnownDefectWarning
 from rove.rubrics.parser import Parser
 
 AS_LISTS = ": tuples become lists"
@@ -28,11 +30,14 @@ def facts(env: str, env_dir: str | None, env_args: Arguments) -> JsonObject:
 
     Returns:
         "train", "eval": rows, see `_row`; "has_both": whether evaluation has its own rows; "arguments": names of the
-        arguments of `load_environment`.
+        arguments of `load_environment`; "known_defects": warnings about tasks of other libraries.
     """
-    loaded = load_environment(env, env_dir, **env_args)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loaded = load_environment(env, env_dir, **env_args)
+    defects = [str(warning.message) for warning in caught if issubclass(warning.category, KnownDefectWarning)]
     has_training = loaded.count_examples(train=True) != 0
-    collected: JsonObject = {"arguments": sorted(environment_arguments(env, env_dir))}
+    collected: JsonObject = {"arguments": sorted(environment_arguments(env, env_dir)), "known_defects": defects}
     for name, train in (("eval", False), ("train", True)):
         rows: list[JsonObject] = []
         if has_training or not train:

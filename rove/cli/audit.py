@@ -62,10 +62,9 @@ def print_report(report: Report, console: Console) -> None:
                     console.print(f"  {name}: {text}", markup=False, soft_wrap=True)
             console.print(f"  usual fix: {finding.remedy}", markup=False, soft_wrap=True)
             console.print(f"  repeat: {report.command(finding.id)}", markup=False, soft_wrap=True)
-    for entry in report.unmatched:
-        console.print(
-            f"\nno finding matches this entry of the baseline file any more: {entry}", markup=False, soft_wrap=True
-        )
+    unmatched = [f"no finding matches this entry of the baseline file any more: {entry}" for entry in report.unmatched]
+    for text in [*report.known_defects, *unmatched]:
+        console.print(f"\n{text}", markup=False, soft_wrap=True)
     total = len(report.checks)
     done = f"{total - len(report.skipped)} of {counted(total, 'check')} done"
     console.print(f"\n{report.rollouts:,} rollouts, {report.cpu_seconds:g} CPU-s; {done}")

@@ -17,6 +17,10 @@ SEED_OVERLAP = (
 )
 
 
+class KnownDefectWarning(UserWarning):
+    """A task of another library has a known defect."""
+
+
 class KnownDefect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A known defect of a library's task."""
 
@@ -64,6 +68,7 @@ def warn_of_known_defects(library: str, name: str) -> None:
             warnings.warn(
                 f"{library}: '{name}' has a known defect (confirmed in version {defect.version}): {defect.text} "
                 f"({defect.source}). Use another task",
+                KnownDefectWarning,
                 stacklevel=3,
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from rove.audit.data_checks import (
     check_same_rows,
     check_seed_shift,
 )
+from rove.audit.rows import facts
 from rove.core.findings import Severity
 
 
@@ -171,3 +173,18 @@ def test_round_trip() -> None:
 def test_leaks(template: str, answer: str, shown_text: str, is_found: bool) -> None:
     rows = numbered(100, 40, template, answer)
     assert [leak.severity for leak in check_leaks(rows, shown_text)] == [Severity.HIGH] * is_found
+
+
+def test_warnings_about_known_defects_are_facts_of_the_rows(tmp_path: Path) -> None:
+    program = """
+import warnings
+import rove as vf
+from rove.integrations.known_defects import KnownDefectWarning
+
+def load_environment():
+    warnings.warn("the library says something else")
+    warnings.warn("'syllogism' has a known defect", KnownDefectWarning)
+    return vf.SingleTurnEnv(dataset=[{"question": "1 + 1?", "answer": "2"}], rubric=vf.Rubric([]))
+"""
+    (tmp_path / "warned.py").write_text(program)
+    assert facts("warned", str(tmp_path), {})["known_defects"] == ["'syllogism' has a known defect"]

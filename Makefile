@@ -74,7 +74,7 @@ test-mcp: $(STAMP)  ## MCPEnv with the oldest and the newest SDKs it is made for
 
 test-integrations: $(STAMP)  ## other libraries' environments, the slow tests too; OpenEnv's package apart, which wants an older SDK of MCP
 	$(BIN)/python -m pytest -q tests/integrations/test_integrations.py tests/integrations/test_gym.py tests/integrations/test_reasoning_gym.py tests/integrations/test_text_arena.py \
-		tests/compat/test_integrations.py
+		tests/integrations/test_known_defects.py tests/compat/test_integrations.py
 	rm -rf build/openenv && $(BIN)/python -m pip install --quiet --target build/openenv openenv "mcp<2"
 	PYTHONPATH=$(CURDIR)/build/openenv $(BIN)/python -m pytest -q tests/integrations/test_open_env.py
 	test -d build/tasksets || $(PYTHON) -m venv build/tasksets

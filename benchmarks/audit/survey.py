@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from rich.console import Console
-from survey_page import known_defects, page
+from survey_page import page
 
 from rove import compat
 from rove.audit.auditor import AuditOptions, audit
@@ -177,8 +177,6 @@ def main() -> None:
     # without paths of this machine
     text = page(results(), facts()).replace(f"{ROOT}/", "").replace(sys.executable, "python")
     PAGE.write_text(text, encoding="utf-8")
-    table = msgspec.json.format(msgspec.json.encode(known_defects(results())), indent=1)
-    (ROOT / "rove" / "integrations" / "known_defects.json").write_bytes(table + b"\n")
 
 
 if __name__ == "__main__":

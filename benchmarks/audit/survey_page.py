@@ -26,7 +26,6 @@ INACTIVE = ("nothing", "no action", "form without an action", "give up")
 PASSIVE = {*INACTIVE, "plain", "<answer>", "boxed", "unsure"}
 """The same, with the empty forms of answers."""
 SOURCES = ("reasoning-gym", "TextArena", "rove", "v0 packages")
-LIBRARIES = {"reasoning-gym": "reasoning-gym", "TextArena": "textarena"}
 FEW_ANSWERS = 12
 """Different answers in 60 rows up to which a task is a choice."""
 
@@ -262,28 +261,6 @@ def columns(result: Result, with_text: bool = False) -> tuple[str, str]:
 def has(result: Result, check: str) -> bool:
     """Return whether a check found something."""
     return any(finding["id"] == check for finding in result.get("findings", []))
-
-
-def known_defects(results: Sequence[Result]) -> dict[str, Any]:
-    """Return the table of `rove.integrations.known_defects`: library → version, and defects by task.
-
-    Defects that `rove.ReasoningGymEnv` prevents are left out: its workers run replies that are executed, its seeds are derived,
-    and it counts replies for which a scorer raises as wrong.
-    """
-    table: dict[str, Any] = {}
-    for source, library in LIBRARIES.items():
-        defects = {}
-        for one in results:
-            prevented = ("execution", "seed-shift", "grader-robustness", "load")
-            found = [
-                finding["text"].rstrip(".")
-                for finding in one.get("findings", [])
-                if verdict(finding) == "defect" and finding["id"] not in prevented
-            ]
-            if one["source"] == source and found:
-                defects[one["name"]] = found
-        table[library] = {"version": importlib.metadata.version(library), "defects": dict(sorted(defects.items()))}
-    return table
 
 
 def names(some: Any) -> str:

@@ -16,12 +16,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rove.audit.baseline import Baseline, measure_baseline
-from rove.audit.data_checks import check_leaks, check_overlap, check_round_trip, check_same_rows, check_seed_shift
+from rove.audit.baseline import Baseline, measure_baseline, visible_share
+from rove.audit.call_checks import check_needed_calls, check_row_values
+from rove.audit.data_checks import (
+    check_contradictions,
+    check_leaks,
+    check_overlap,
+    check_round_trip,
+    check_same_rows,
+    check_seed_shift,
+)
 from rove.audit.findings import CHECKS, Report, selected, shortened
 from rove.audit.game_checks import (
     check_blind_games,
     check_message_leaks,
+    check_moves_of_other_rows,
     check_repeated_actions,
     shown_to_all,
 )
@@ -37,8 +46,11 @@ from rove.audit.grader_checks import (
 )
 from rove.audit.guard import IMPORTS_VARIABLE, events
 from rove.audit.judge import Judge, JudgeModel, judge_server
+from rove.audit.order_checks import check_order, check_refused_forms
+from rove.audit.power import visible_shares
 from rove.audit.replies import LOG_VARIABLE
 from rove.audit.reward_checks import (
+    can_compare_variants,
     check_blind_replies,
     check_hedging,
     check_length,
@@ -47,7 +59,8 @@ from rove.audit.reward_checks import (
     check_statistics,
 )
 from rove.audit.search import search
-from rove.audit.subject import OutOfTime, RolloutsFail, Subject
+from rove.audit.subject import Inconclusive, OutOfTime, RolloutsFail, Subject
+from rove.audit.tool_checks import check_error_leaks, check_paid_calls, check_wrong_answers_after_calls
 from rove.core.checks import Settings
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, Error
@@ -65,7 +78,8 @@ Learner = Callable[[Subject, Baseline, Callable[[], IsolatedEnv]], AsyncIterator
 """(the environment, its baseline, a function that opens it again) → findings; see `rove.audit.learning` (needs torch)."""
 ROWS_SECONDS = 120.0
 """Time limit in seconds for reading the rows in a separate process."""
-DATA_CHECKS = {"data-overlap", "row-round-trip", "answer-leak", "determinism", "seed-shift"}
+NO_ANSWERS = "rows have no answers that a reply can give"
+DATA_CHECKS = {"data-overlap", "contradictory-rows", "row-round-trip", "answer-leak", "determinism", "seed-shift"}
 """Checks that read the dataset in separate processes."""
 
 
@@ -208,27 +222,41 @@ class _Auditor:
             base = await measure_baseline(subject)
             if subject.records and all(record.error is not None for record in subject.records):
                 raise RolloutsFail(f"every rollout fails; the first: {subject.error_text(subject.records[0])}")
+            self.report.floor = base.floor.name
+            self.report.visible_share = visible_share(len(base.floor.scored))
             await self._behavior(subject, base)
         await self._data(subject)
         await self._do("side-effects", _as_async(_side_effects(events(self.folder / LOG_NAME))))
         self.report.rollouts, self.report.rewards = subject.rollouts, subject.rewards
+        not_clean = {*self.report.skipped, *(finding.id for finding in self.report.findings)}
+        clean = [name for name in self.report.checks if name not in not_clean]
+        self.report.visible_shares = visible_shares(clean, len(base.floor.scored))
 
     async def _behavior(self, subject: Subject, base: Baseline) -> None:
-        is_game = base.is_multi_turn
-        no_own = "rows have no answers that a reply can give" if base.right_answer is None else ""
-        only_single = "only for single turns" if is_game else ""
+        # With tools, a rollout may have several turns although the scripted policies need one.
+        is_game = base.is_multi_turn or base.has_tools
+        no_own = ""
+        if base.right_answer is None:
+            no_own = "the rows' own answers earn no more than wrong answers" if subject.answers else NO_ANSWERS
+            no_own = "a game has no answers" if is_game and not subject.answers else no_own
+        no_variants = "" if can_compare_variants(base) else no_own
+        only_single = "only for single turns" if base.is_multi_turn and not base.has_tools else ""
         only_game = "" if is_game else "only for several turns"
         # first, since a grader that hangs on some reply uses up the time of the other checks
         await self._do("grader-robustness", check_robustness(subject, base))
         await self._do("blind-reply", check_blind_replies(subject, base, bool(self.judge.calls)), only_single)
         await self._do("hedging", check_hedging(subject, base), no_own)
         await self._do("own-answer", check_own_answer(subject, base), no_own)
-        await self._do("monotonicity", check_monotonicity(subject, base), no_own)
+        await self._do("own-answer", check_refused_forms(subject, base), no_variants)
+        await self._do("monotonicity", check_monotonicity(subject, base), no_variants)
         await self._do("length", check_length(subject, base), only_single)
         if is_game:
             await self._do("blind-game", check_repeated_actions(subject, base))
         await self._do("blind-game", check_blind_games(subject, base), only_game)
+        if is_game:
+            await self._do("blind-game", check_moves_of_other_rows(subject, base))
         await self._do("answer-leak", check_message_leaks(subject, base))
+        await self._tools(subject, base)
         await self._do("execution", check_execution(subject, base, self.folder))
         await self._do("parser-agreement", check_parser(subject, base, self._parse), no_own)
         # The scripted judge's verdicts depend on the replies that earlier rollouts have added.
@@ -243,6 +271,7 @@ class _Auditor:
         is_known = not serious_ids.isdisjoint(("blind-reply", "blind-game"))
         reason = "a reply without the answer is known already" if is_known else ""
         await self._do("policy-search", search(subject, base, self.options.seed), reason)
+        await self._do("reward-order", check_order(subject, base))
         await self._do("reward-statistics", check_statistics(subject, base))
         if self.learner is None:
             await self._do("learned-reward", _as_async([]), "only with learn (--learn)")
@@ -255,6 +284,16 @@ class _Auditor:
         severities = [finding.severity for finding in self.report.findings if finding.id == "grader-robustness"]
         if Severity.HIGH not in severities:
             await self._do("grader-robustness", _as_async(check_worker_failures(subject)))
+
+    async def _tools(self, subject: Subject, base: Baseline) -> None:
+        """Do the checks of tools."""
+        no_tools = "" if base.has_tools else "the environment has no tools"
+        await self._do("paid-calls", check_paid_calls(subject, base), no_tools)
+        await self._do("needed-calls", check_needed_calls(subject, base), no_tools)
+        if base.has_tools:
+            await self._do("paid-calls", check_wrong_answers_after_calls(subject, base))
+            await self._do("answer-leak", check_error_leaks(subject, base))
+            await self._do("blind-game", check_row_values(subject, base))
 
     async def _inject_into_model(self, judge: JudgeModel, subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
         """Yield findings with a model as the judge, in a new worker, so that no verdicts of the scripted judge are cached."""
@@ -275,12 +314,14 @@ class _Auditor:
         args = self.report.env_args
         rows = await asyncio.to_thread(self._in_process, args)
         if isinstance(rows, str):
-            for name in ("data-overlap", "row-round-trip", "seed-shift"):
+            for name in ("data-overlap", "contradictory-rows", "row-round-trip", "seed-shift"):
                 await self._do(name, _as_async([]), rows)
             return
+        self.report.contacted, self.report.known_defects = rows["contacted"], rows["known_defects"]
         train, evaluation = rows["train"], rows["eval"]
         all_rows = [*train, *evaluation]
         await self._do("data-overlap", _as_async(check_overlap(train, evaluation, rows["has_both"])))
+        await self._do("contradictory-rows", _as_async(check_contradictions(all_rows)))
         await self._do("row-round-trip", _as_async(check_round_trip(all_rows)))
         await self._do("answer-leak", _as_async(check_leaks(evaluation or train, shown_to_all(subject.records[0]))))
         if "determinism" in self.report.checks:
@@ -315,7 +356,7 @@ class _Auditor:
         try:
             async for finding in findings:
                 self._add(finding)
-        except OutOfTime as error:
+        except (OutOfTime, Inconclusive) as error:
             self.report.skipped[name] = str(error)
         except Exception as error:  # whatever the environment raises must not stop the other checks
             self.report.skipped[name] = f"failed: {_text(error)}"

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rove.audit.replies import Form, constant, forms, from_answer, other_answer, random_answer
+from rove.audit.replies import (
+    Form,
+    constant,
+    forms,
+    from_answer,
+    label_forms,
+    other_answer,
+    policy_forms,
+    random_answer,
+)
+from rove.audit.similarity import normalized
 from rove.audit.subject import Measured, Policy, Subject, highest
 from rove.core.messages import text_of
+from rove.core.records import RolloutRecord
 
 RIGHT_ANSWER = "right answer"
 """Name of the policy that replies with the row's own answer."""
+IDLE = {"doing nothing": "", "doing nothing, in words": "I do not know."}
+"""Name → reply of the policies that do nothing."""
 FORM_EXAMPLES = 8
 """Number of examples on which forms of an answer are tried."""
 FORMS_WITHOUT_ANSWER = 3
@@ -20,6 +34,8 @@ FORMS_WITHOUT_ANSWER = 3
 STANDARD_ERRORS = 4.0
 """A paired difference counts as real if it exceeds this many standard errors; the limit accounts for the many replies of a
 check."""
+MIN_PAIRS = 5
+"""Minimum number of examples for a comparison."""
 MIN_DIFFERENCE = 0.05
 """Minimum relevant difference between rewards, as a share of the range of rewards."""
 
@@ -40,11 +56,36 @@ class Baseline(NamedTuple):
     floor: Measured
     """Rollouts of the best policy without knowledge of the row, which gives another row's answer or the most frequent answer."""
     guesses: list[str]
-    """Names of the measured policies that give answers of other rows; empty without answers or with several turns."""
+    """Names of the measured policies that give answers of other rows; empty without answers, and in games."""
     honest: list[Measured]
     """Rollouts of the environment's scripted policies."""
     is_multi_turn: bool
     """Whether rollouts have several turns."""
+    has_tools: bool
+    """Whether the model can call tools."""
+    own_answer: Measured | None
+    """The row's own answer in the form, also where it earns no more than a wrong answer; None if rows have no answers."""
+    idle: Measured
+    """The better of two policies that do nothing: the empty reply, and "I do not know." (not in tasks of one turn without
+    answers)."""
+    chance: float
+    """Share of the rows that the most frequent answer gets right. It comes from the rows, so no grader can raise it."""
+
+    @property
+    def nothing(self) -> float:
+        """The reward that a sound environment pays for doing nothing: 0, or what it pays if all rewards are negative."""
+        return 0.0 if self.full > 0 else self.idle.mean
+
+    def share_of_task(self, reward: float, expected: float = 0.0) -> float:
+        """Return the position of a reward between doing nothing and a right answer, above an expected share.
+
+        Unlike `share`, the comparison does not depend on what the grader pays for guesses.
+
+        Args:
+            expected: Share that the task itself gives a reply, such as the share of rows that a constant answer gets right.
+        """
+        share = (reward - self.nothing) / max(self.full - self.nothing, 1e-9)
+        return (share - expected) / max(1.0 - expected, 1e-9)
 
     @property
     def full(self) -> float:
@@ -74,14 +115,19 @@ async def measure_baseline(subject: Subject) -> Baseline:
     for measured in honest:
         turns += [len(record.steps) for record in measured.scored]
     answers = subject.answers
-    forms_by_name = forms(prompts)
+    forms_by_name = forms(prompts) | label_forms(prompts, answers)
+    if honest:
+        forms_by_name |= policy_forms([(_last_reply(record), record.answer) for record in highest(honest).scored])
     right_answer: Measured | None = None
+    own_answer: Measured | None = None
+    chance = 0.0
     if answers:
         tried = [await subject.measure(name, from_answer(form), FORM_EXAMPLES) for name, form in forms_by_name.items()]
         best = highest(tried)
         turns += [len(record.steps) for record in best.scored]
         form = forms_by_name[best.name]
-        right_answer = await subject.measure(RIGHT_ANSWER, from_answer(form))
+        own_answer = await subject.measure(RIGHT_ANSWER, from_answer(form))
+        right_answer = own_answer
         guesses = {
             "most frequent answer": constant(form(statistics.mode(map(str, answers)))),
             "another row's answer": other_answer(answers, form),
@@ -89,8 +135,10 @@ async def measure_baseline(subject: Subject) -> Baseline:
         }
         floor = highest(await subject.measure_all(guesses))
         # Without a difference from a guess, the form is wrong or rows' answers are not what the grader compares with.
-        if right_answer.mean <= floor.mean + MIN_DIFFERENCE * max(1.0, abs(right_answer.mean)):
+        if own_answer.mean <= floor.mean + MIN_DIFFERENCE * max(1.0, abs(own_answer.mean)):
             right_answer = None
+        _, count = Counter(normalized(str(answer)) for answer in answers).most_common(1)[0]
+        chance = count / len(answers)
     else:
         empty = {name: constant(form("")) for name, form in list(forms_by_name.items())[:FORMS_WITHOUT_ANSWER]}
         tried = await subject.measure_all(empty)
@@ -103,8 +151,39 @@ async def measure_baseline(subject: Subject) -> Baseline:
             candidates.append(min(honest, key=lambda measured: measured.mean))
         floor = highest(candidates)
     is_multi_turn = statistics.fmean(turns or [1.0]) > 1.5
-    names = list(guesses) if answers and not is_multi_turn else []
-    return Baseline(prompts, best.name, form, right_answer, guesses[floor.name], floor, names, honest, is_multi_turn)
+    idle_replies = [await _idle(subject, name, reply) for name, reply in IDLE.items()]
+    has_tools = any(record.tools for record in idle_replies[0].records)
+    # In a task without answers, such as writing a short sentence, "I do not know." may be right.
+    idle = highest(idle_replies if answers or is_multi_turn or has_tools else idle_replies[:1])
+    names = list(guesses) if answers and (has_tools or not is_multi_turn) else []
+    return Baseline(
+        prompts=prompts,
+        form_name=best.name,
+        form=form,
+        right_answer=right_answer,
+        guess=guesses[floor.name],
+        floor=floor,
+        guesses=names,
+        honest=honest,
+        is_multi_turn=is_multi_turn,
+        has_tools=has_tools,
+        own_answer=own_answer,
+        idle=idle,
+        chance=chance,
+    )
+
+
+async def _idle(subject: Subject, name: str, reply: str) -> Measured:
+    """Measure a policy that does nothing; long games are expensive, so an equal reply is not measured again."""
+    equal = subject.measured.get("plain" if reply == "" else "unsure")
+    if equal is not None and not subject.answers:
+        return Measured(name, equal.records)
+    return await subject.measure(name, constant(reply))
+
+
+def _last_reply(record: RolloutRecord) -> str:
+    is_reply = bool(record.completion) and record.completion[-1]["role"] == "assistant"
+    return text_of(record.completion[-1]) if is_reply else ""
 
 
 def _prompt_text(prompt: Any) -> str:
@@ -114,13 +193,32 @@ def _prompt_text(prompt: Any) -> str:
 def is_higher(measured: Measured, reference: Measured, range_: float) -> bool:
     """Return whether a policy earns more than another on the same examples, beyond chance."""
     pairs = _paired(measured, reference)
-    if len(pairs) < 5:
+    if len(pairs) < MIN_PAIRS:
         return False
-    difference = statistics.fmean(pairs)
-    root = math.sqrt(len(pairs))
-    # A few equal rewards have no deviation, but do not prove a difference.
-    error = max(statistics.stdev(pairs), 0.5 * range_ / root) / root
-    return difference > max(MIN_DIFFERENCE * range_, STANDARD_ERRORS * error)
+    return statistics.fmean(pairs) > max(MIN_DIFFERENCE * range_, STANDARD_ERRORS * _error(pairs, range_))
+
+
+def is_above(measured: Measured, reward: float, range_: float) -> bool:
+    """Return whether a policy earns more than a fixed reward, beyond chance."""
+    count = len(measured.rewards)
+    if count < MIN_PAIRS:
+        return False
+    difference = measured.mean - reward
+    return difference > max(MIN_DIFFERENCE * range_, STANDARD_ERRORS * _error(measured.rewards, range_))
+
+
+def visible_share(count: int) -> float:
+    """Return the smallest share of `count` rows that a reply must be paid for, with a full reward, to be told from chance.
+
+    It solves share = `STANDARD_ERRORS` · √(share · (1 − share) / count), the condition of `is_above`.
+    """
+    return max(MIN_DIFFERENCE, STANDARD_ERRORS**2 / (count + STANDARD_ERRORS**2))
+
+
+def _error(values: Sequence[float], range_: float) -> float:
+    """Return the standard error of a mean; of a few equal values too, which have no deviation but prove little."""
+    root = math.sqrt(len(values))
+    return max(statistics.stdev(values), 0.5 * range_ / root) / root
 
 
 def _paired(measured: Measured, reference: Measured) -> Sequence[float]:

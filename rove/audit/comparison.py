@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from rove.audit.baseline import RIGHT_ANSWER
 from rove.audit.findings import CHECKS, Report
 from rove.audit.report import rate_text
 from rove.core.errors import ConfigError
@@ -18,8 +19,6 @@ from rove.utils.markdown import cell, table_lines
 
 Rate = tuple[float, float, float]
 """Mean with its 95% interval."""
-HONEST = ("right answer", "policy ")
-"""Beginnings of the names of honest policies in `Report.rewards`."""
 Status = Literal["new", "remains", "not checked", "closed"]
 STATUSES: tuple[Status, ...] = ("new", "remains", "not checked", "closed")
 """The statuses of a change, in the order in which tables list them."""
@@ -98,13 +97,16 @@ def compare(old: Report, new: Report, names: tuple[str, str] = ("", "")) -> Comp
         changes += [Change("new", None, finding, note) for finding in second[pairs:]]
     changes.sort(key=lambda finding: finding.latest.severity, reverse=True)
     changes.sort(key=lambda finding: STATUSES.index(finding.status))
-    right_answer, policy_prefix = HONEST
     honest: list[HonestReward] = []
     for name, rate in old.rewards.items():
-        is_honest = name == right_answer or name.startswith(policy_prefix)
-        if is_honest and name in new.rewards:
+        if is_honest(name) and name in new.rewards:
             honest.append(HonestReward(name, rate, new.rewards[name]))
     return Comparison(old=names[0] or old.env, new=names[1] or new.env, changes=changes, honest=honest)
+
+
+def is_honest(name: str) -> bool:
+    """Return whether a name in `Report.rewards` is that of a policy that does the task."""
+    return name == RIGHT_ANSWER or name.startswith("policy ")
 
 
 def _by_check(report: Report) -> dict[str, list[Finding]]:
@@ -123,6 +125,7 @@ def read_report(path: str | Path) -> Report:
     """Read a report that `rove audit --json` or `-o FILE.json` has written."""
     try:
         values: Any = msgspec.json.decode(Path(path).read_bytes())
+        values.pop("unchecked", None)  # follows from the skipped checks
         values["findings"] = [current_row(row) for row in values["findings"]]
         if unknown := [row["id"] for row in values["findings"] if row["id"] not in CHECKS]:
             raise ConfigError(

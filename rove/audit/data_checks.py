@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from rove.audit.findings import shortened
+from rove.audit.rows import AS_LISTS
 from rove.core.findings import Finding, Severity
 from rove.core.plain import JsonMapping
 
@@ -18,6 +19,22 @@ DISTINCT_SHARE = 0.1
 """If the share of distinct training rows is lower, rows are meant to be equal, as in games with the same start."""
 OVERLAP_SHARE = 0.02
 """If more than this share of the evaluation rows are also training rows, this is a finding."""
+SEVERE_OVERLAP = 0.05
+"""The severity is high if more than this share of the evaluation rows are also training rows."""
+OPTION = re.compile(r"^\s*\(?([A-Ha-h1-8])[.):]\s+(\S.*)$")
+"""A line with an option of a question, such as "A. Paris"."""
+MIN_OPTIONS = 3
+"""Minimum number of such lines in a question with options."""
+LINE_NUMBER = re.compile(r"(?m)^\s*\d+[.):]\s")
+MAX_RARE, RARE_SHARE = 4, 0.01
+"""A word that at most so many rows, or this share of the rows, have is rare: it says what a row asks about."""
+MIN_QUESTIONS = 10
+"""Minimum number of pairs of rows that ask about the same."""
+MIN_CONTRADICTORY = 2
+MAX_CONTRADICTORY = 0.3
+"""If more than this share of such pairs have different answers, their rare words do not determine the answer."""
+WRONG_SHARE = 0.05
+"""If more than this share of the rows contradict another one, right answers are refused often."""
 NEAR_SHARE = 0.1
 """If more than this share of the evaluation rows are near duplicates of training rows, this is a finding."""
 NGRAM = 5
@@ -48,28 +65,23 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
         text = "the environment has one dataset: evaluations use the training rows"
         yield Finding(id="data-overlap", severity=Severity.INFO, text=text)
         return
-    # Games may begin with the same prompt and differ in other columns; so may questions about a text outside the prompt.
-    num_texts = len({row["text"] for row in train})
-    num_rows = len({row["digest"] for row in train})
-    by_text = num_texts > 0.5 * num_rows and _has_same_answers(train, evaluation)
-    key = "text" if by_text else "digest"
-    training_texts = {_normalized(row[key]) for row in train}
-    shared = [row for row in evaluation if _normalized(row[key]) in training_texts]
+    shared = _equal_rows(train, evaluation)
     share = len(shared) / len(evaluation)
     if share > OVERLAP_SHARE:
+        is_reordered = all(ours["text"] != theirs["text"] for ours, theirs in shared)
+        suffix = " with their options in another order" if is_reordered else ""
         yield Finding(
             id="data-overlap",
-            severity=Severity.HIGH if share > 0.2 else Severity.MEDIUM,
-            text=f"{share:.0%} of {len(evaluation)} evaluation rows are also among {len(train)} training rows",
+            severity=Severity.HIGH if share > SEVERE_OVERLAP else Severity.MEDIUM,
+            text=f"{share:.0%} of {len(evaluation)} evaluation rows are also among {len(train)} training rows{suffix}",
             rate=(share, share, share),
             floor=0.0,
-            prompt=shortened(shared[0]["text"]),
+            prompt=_pair(*shared[0]),
         )
         return
-    near = _resembling(train, evaluation) if by_text else []
+    near = _resembling(train, evaluation)
     share = len(near) / len(evaluation)
     if share > NEAR_SHARE:
-        ours, theirs = near[0]
         half = len(train) // 2
         within = len(_resembling(train[:half], train[half:])) / max(1, len(train) - half)
         text = f"{share:.0%} of {len(evaluation)} evaluation rows nearly equal a training row"
@@ -83,29 +95,80 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
             text=text,
             rate=(share, share, share),
             floor=0.0,
-            prompt=f"evaluation: {shortened(ours, 500)}\ntraining: {shortened(theirs, 500)}",
+            prompt=_pair(*near[0]),
         )
 
 
-def _has_same_answers(train: Sequence[Row], evaluation: Sequence[Row]) -> bool:
-    """Return whether most rows with the same text have the same answer, so that the text determines the task."""
-    answers = {row["text"]: row["answer"] for row in train}
-    shared = [row for row in evaluation if row["text"] in answers]
-    same = [answers[row["text"]] == row["answer"] for row in shared]
-    return not same or sum(same) > 0.5 * len(same)
+def _pair(ours: Row, theirs: Row) -> str:
+    """Return two rows as a text, with their answers."""
+    lines: list[str] = []
+    for name, row in (("evaluation", ours), ("training", theirs)):
+        answer = f" → {shortened(row['answer'], 200)}" if row["answer"] else ""
+        lines.append(f"{name}: {shortened(row['text'], 500)}{answer}")
+    return "\n".join(lines)
+
+
+def _equal_rows(train: Sequence[Row], evaluation: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Return the evaluation rows that are also training rows, each with that row.
+
+    Rows are equal if all of their columns are. Rows with an answer are also equal if prompt and answer are, or if only the order
+    of the options differs. Without an answer, an equal prompt proves nothing: games may begin alike and differ in other columns.
+    """
+    by_digest = {row["digest"]: row for row in train}
+    pairs = {row["digest"]: (row, by_digest[row["digest"]]) for row in evaluation if row["digest"] in by_digest}
+    by_content = {_content(row): row for row in train if row["answer"]}
+    if _answers_follow_from_prompts(train, evaluation):
+        for row in evaluation:
+            training_row = by_content.get(_content(row)) if row["answer"] else None
+            if training_row is not None:
+                pairs.setdefault(row["digest"], (row, training_row))
+    return [pairs[row["digest"]] for row in evaluation if row["digest"] in pairs]
+
+
+def _content(row: Row) -> tuple[str, ...]:
+    """Return prompt and answer of a row, without the order and the labels of its options."""
+    lines = row["text"].splitlines()
+    options = {match[1].upper(): _normalized(match[2]) for line in lines if (match := OPTION.match(line))}
+    answer = _normalized(row["answer"])
+    if len(options) < MIN_OPTIONS or row["answer"].strip("(). ").upper() not in options:
+        return (_normalized(row["text"]), answer)
+    other_lines = [_normalized(line) for line in lines if not OPTION.match(line)]
+    return (*other_lines, *sorted(options.values()), options[row["answer"].strip("(). ").upper()])
+
+
+def _answers_follow_from_prompts(train: Sequence[Row], evaluation: Sequence[Row]) -> bool:
+    """Return whether rows with the same prompt have the same answer more often than chance.
+
+    Otherwise, the rows ask about something outside of the prompt, such as a document or a tool.
+    """
+    answers = {_without_answer(row): _content(row)[-1] for row in train if row["answer"]}
+    compared = [row for row in evaluation if row["answer"] and _without_answer(row) in answers]
+    if not compared:
+        return False
+    num_same = sum(answers[_without_answer(row)] == _content(row)[-1] for row in compared)
+    counts = Counter(_content(row)[-1] for row in train)
+    by_chance = sum((count / counts.total()) ** 2 for count in counts.values())
+    return num_same / len(compared) > max(0.5, by_chance + 0.5 * (1 - by_chance))
+
+
+def _without_answer(row: Row) -> tuple[str, ...]:
+    return _content(row)[:-1]
 
 
 def _normalized(text: str) -> str:
     return " ".join(re.findall(r"\w+|[^\w\s]", text.lower()))
 
 
-def _resembling(train: Sequence[Row], evaluation: Sequence[Row]) -> list[tuple[str, str]]:
-    """Return evaluation rows that nearly equal a training row, each with the training row."""
+def _resembling(train: Sequence[Row], evaluation: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Return evaluation rows that nearly equal a training row, each with the training row.
+
+    They ask for the same answer, and contain the same numbers in the same order.
+    """
     pairs = [*_near_duplicates(train, evaluation), *_same_numbers(train, evaluation)]
-    return list({ours: (ours, theirs) for ours, theirs in pairs}.values())
+    return list({ours["digest"]: (ours, theirs) for ours, theirs in pairs}.values())
 
 
-def _near_duplicates(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[tuple[str, str]]:
+def _near_duplicates(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
     index: dict[tuple[str, ...], set[int]] = defaultdict(set)
     grams = [_ngrams(row["text"]) for row in train]
     for number, row_grams in enumerate(grams):
@@ -119,24 +182,32 @@ def _near_duplicates(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterato
         for gram in rare:
             counts.update(index[gram])
         best = max(counts, key=lambda number: counts[number], default=None)
-        if best is not None and len(rare) >= NGRAM and counts[best] >= NEAR * len(rare):
-            yield row["text"], train[best]["text"]
+        if best is None or len(rare) < NGRAM or counts[best] < NEAR * len(rare):
+            continue
+        # Long addresses, or boards of a game, may be alike although the problems differ.
+        if row["answer"] == train[best]["answer"] and _numbers(row) == _numbers(train[best]):
+            yield row, train[best]
 
 
-def _same_numbers(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[tuple[str, str]]:
+def _same_numbers(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
     """Yield rows of both datasets with the same numbers and the same answer: the same problem in other words."""
-    texts = {_signature(row): row["text"] for row in train}
+    rows = {_signature(row): row for row in train}
     for row in evaluation:
         signature = _signature(row)
-        if signature is not None and signature in texts:
-            yield row["text"], texts[signature]
+        if signature is not None and signature in rows:
+            yield row, rows[signature]
 
 
 def _signature(row: Row) -> tuple[str, ...] | None:
-    numbers = re.findall(r"\d+", row["text"])
-    if len(numbers) < 3 or len("".join(numbers)) < MIN_DIGITS:  # few small numbers are equal by chance
+    numbers = _numbers(row)
+    if len(numbers) < 3 or len("".join(numbers)) < MIN_DIGITS or not row["answer"]:  # equal by chance
         return None
-    return (*sorted(numbers), row["answer"])
+    return (*numbers, row["answer"])
+
+
+def _numbers(row: Row) -> tuple[str, ...]:
+    """Return the numbers of a prompt in their order, without the numbers of its lines."""
+    return tuple(re.findall(r"\d+", LINE_NUMBER.sub("", row["text"])))
 
 
 def _ngrams(text: str) -> set[tuple[str, ...]]:
@@ -146,13 +217,60 @@ def _ngrams(text: str) -> set[tuple[str, ...]]:
     return {tuple(words[start : start + NGRAM]) for start in range(len(words) - NGRAM + 1)}
 
 
-def check_seed_shift(rows: Sequence[Row], shifted_rows: Sequence[Row]) -> Iterator[Finding]:
-    """Yield a finding if the rows of two neighboring seeds are mostly equal, but not all.
+def check_contradictions(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Yield a finding about rows that ask the same and have different answers.
 
-    All rows are equal if the seed only orders them, or if the environment has no generated rows.
+    Rows with the same prompt are compared, and rows with the same rare words: the same question in other words. Where most of
+    these pairs have equal answers, the others contradict each other.
+    """
+    answered = [row for row in rows if row["answer"]]
+    frequent = Counter(word for row in answered for word in _words(row))
+    limit = max(MAX_RARE, int(RARE_SHARE * len(answered)))
+    by_question: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in answered:
+        rare = sorted(word for word in _words(row) if frequent[word] <= limit)
+        if rare:
+            by_question[(*rare, *_numbers(row))].append(row)
+    pairs = [(group[0], row) for group in by_question.values() for row in group[1:]]
+    contradictory = [pair for pair in pairs if not _agree(*pair)]
+    if (
+        len(pairs) < MIN_QUESTIONS
+        or len(contradictory) < MIN_CONTRADICTORY
+        or len(contradictory) > MAX_CONTRADICTORY * len(pairs)
+    ):
+        return
+    share = len(contradictory) / len(pairs)
+    yield Finding(
+        id="contradictory-rows",
+        severity=Severity.HIGH if len(contradictory) > WRONG_SHARE * len(answered) else Severity.MEDIUM,
+        text=(
+            f"{len(contradictory)} of {len(pairs)} pairs of rows ask about the same and have different answers; the others "
+            "have equal answers"
+        ),
+        rate=(share, share, share),
+        floor=0.0,
+        prompt="\n".join(
+            f"{shortened(row['text'], 500)} → {shortened(row['answer'], 200)}" for row in contradictory[0]
+        ),
+    )
+
+
+def _agree(first: Row, second: Row) -> bool:
+    return _content(first)[-1] == _content(second)[-1]
+
+
+def _words(row: Row) -> set[str]:
+    return set(_normalized(row["text"]).split())
+
+
+def check_seed_shift(rows: Sequence[Row], shifted_rows: Sequence[Row]) -> Iterator[Finding]:
+    """Yield a finding if the rows of one seed are mostly those of the next seed, shifted by one.
+
+    The same rows in the same order, or in a random one, are no finding: the seed only orders them, or has no effect. They may
+    also be shifted and all equal, if the number of rows covers everything that the generator makes.
     """
     first, second = _keys(rows), _keys(shifted_rows)
-    if not first or not second or set(first) == set(second):
+    if not first or not second or first == second:
         return
     share = len(set(first) & set(second)) / len(set(first))
     # `random.Random(seed + index)` gives these: row i + 1 of one seed is row i of the next.
@@ -200,8 +318,10 @@ def check_round_trip(rows: Sequence[Row]) -> Iterator[Finding]:
     if changed:
         columns = set(chain.from_iterable(row["changed"] for row in changed))
         names = ", ".join(sorted(columns)[:4])
+        has_other_changes = not all(column.endswith(AS_LISTS) for column in columns)
         yield Finding(
             id="row-round-trip",
+            severity=Severity.MEDIUM if has_other_changes else Severity.LOW,
             text=f"{len(changed)} of {len(rows)} rows change in a JSON round trip ({names})",
             prompt=shortened(changed[0]["text"]),
         )

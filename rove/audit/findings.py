@@ -26,6 +26,21 @@ CHECKS = tuple(findings_by_area()["audit"])
 """Ids of the checks, which are the ids of their findings."""
 
 
+NOT_APPLICABLE = frozenset(
+    (
+        "only for several turns",
+        "only for single turns",
+        "only with learn (--learn)",
+        "the environment queries no judge",
+        "the environment has no tools",
+        "the environment has no argument 'seed'",
+        "a game has no answers",
+        "a reply without the answer is known already",
+    )
+)
+"""Reasons for leaving out a check that could not find anything in such an environment."""
+
+
 class Report(ShownAsText, msgspec.Struct, kw_only=True):
     """Result of an audit."""
 
@@ -51,18 +66,74 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
 
     "right answer" is the row's own answer, "policy NAME" a scripted policy of the environment.
     """
+    visible_share: float | None = None
+    """Smallest share of the rows that a reply must be paid for to be told from chance; None if nothing was measured."""
+    floor: str = ""
+    """Name in `rewards` of the best policy without knowledge of the row; "" if it was not measured."""
+    contacted: list[str] | None = None
+    """Hosts that the environment contacted when it was loaded and its rows were read; None if they were not read."""
+    known_defects: list[str] = []
+    """Warnings about known defects of another library's tasks, which no check needs to find."""
+    unmatched: list[str] = []
+    """Entries of the baseline file that match no finding any more."""
+    visible_shares: dict[str, float] = {}
+    """Check without a finding → the smallest share of the rows in which a defect must show for this check to see it."""
     rollouts: int = 0
     cpu_seconds: float = 0.0
 
     @property
+    def open_findings(self) -> list[Finding]:
+        """The findings that no baseline file accepts."""
+        return [finding for finding in self.findings if not finding.accepted]
+
+    @property
     def worst(self) -> Severity:
-        """The highest severity; INFO without findings."""
-        return max((finding.severity for finding in self.findings), default=Severity.INFO)
+        """The highest severity of the findings that no baseline file accepts; INFO without such findings."""
+        return max((finding.severity for finding in self.open_findings), default=Severity.INFO)
+
+    @property
+    def unchecked(self) -> dict[str, str]:
+        """Checks that matter for this environment and were not done, or not completely, with the reasons."""
+        return {name: reason for name, reason in self.skipped.items() if reason not in NOT_APPLICABLE}
+
+    @property
+    def without_findings(self) -> str:
+        """What a report without findings says: "no findings" alone only if every check that matters was done."""
+        if not self.unchecked:
+            return "no findings"
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.unchecked.items():
+            reasons.setdefault(reason, []).append(name)
+        listed = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
+        return f"no findings in the checks that were done; not checked: {listed}"
+
+    @property
+    def power(self) -> str:
+        """What the number of examples allows to see; "" if nothing was measured."""
+        if self.visible_share is None:
+            return ""
+        return (
+            f"with these examples, a reply that is paid in fewer than {self.visible_share:.0%} of the rows cannot be told from "
+            "chance (-n N for more examples)"
+        )
+
+    @property
+    def clean_checks(self) -> str:
+        """The checks without a finding, by the smallest share of the rows that they could have seen; "" if there are none."""
+        checks_by_share: dict[float, list[str]] = {}
+        for check, share in self.visible_shares.items():
+            checks_by_share.setdefault(share, []).append(check)
+        listed = [f"{share:.0%} ({', '.join(checks_by_share[share])})" for share in sorted(checks_by_share)]
+        return (
+            f"a clean check would have seen a defect from this share of the rows on: {', '.join(listed)}"
+            if listed
+            else ""
+        )
 
     def __str__(self) -> str:
         """Return the findings, one per line, and the number of checks that were done."""
         done = f"{len(self.checks) - len(self.skipped)} of {len(self.checks)} checks done"
-        findings = [f"{finding.severity.value}: {finding}" for finding in self.findings] or ["no findings"]
+        findings = [f"{severity_text(finding)}: {finding}" for finding in self.findings] or [self.without_findings]
         return "\n".join([f"audit of {self.env}: {done}", *findings])
 
     def to_pandas(self) -> DataFrame:
@@ -94,6 +165,12 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
         words += ["--seed", str(self.seed)] if self.seed else []
         words += ["--judge", self.judge] if self.judge and check == "judge-injection" else []
         return shlex.join([*words, "--learn"] if check == "learned-reward" else words)
+
+
+def severity_text(finding: Finding) -> str:
+    """Return a finding's severity, and the reason if a baseline file accepts the finding."""
+    reason = f", accepted: {finding.accepted}" if finding.accepted else ""
+    return f"{finding.severity.value}{reason}"
 
 
 def selected(only: tuple[str, ...], skip: tuple[str, ...]) -> frozenset[str]:

@@ -14,6 +14,7 @@ from rove.audit.baseline import Baseline, is_higher
 from rove.audit.findings import shortened
 from rove.audit.replies import Form, constant, last_message, observed_actions, shown
 from rove.audit.subject import TRIED_EXAMPLES, Measured, Policy, Subject, evidence, highest, measure_promising
+from rove.audit.traces import calls_of, moves_by_row, of_other_row, of_other_rows, replayed
 from rove.core.findings import Finding, Severity
 from rove.core.messages import AssistantMessage, Message, Messages, text_of
 from rove.core.records import RolloutRecord
@@ -24,9 +25,14 @@ MAX_PAIRED = 5
 """Maximum number of actions from which pairs of alternating actions are formed."""
 MAX_ACTIONS = 12
 """Maximum number of different actions that are tried."""
-BLIND_SHARE, SEVERE_SHARE = 0.5, 0.75
-"""A blind policy is a finding if it earns at least `BLIND_SHARE` of the range of rewards, with high severity from
-`SEVERE_SHARE` on."""
+BLIND_SHARE = 0.5
+"""A blind policy is a finding, of high severity, if it earns this share of the range of rewards."""
+SWEPT_ACTIONS, SWEPT_TURNS = 4, 5
+"""Number of actions from which sweeps are formed, and turns in one direction."""
+MAX_CALLS = 4
+"""Maximum number of calls of tools that are tried as blind actions."""
+ROW_TURNS = 40
+"""Maximum moves of other rows that are played one after the other."""
 PROMISING_SHARE = 0.1
 """A blind policy that exceeds this share of the range on a few examples is tried on all examples."""
 NEARLY_ALL = 0.8
@@ -91,11 +97,104 @@ def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
         "give up": constant(form("give up")),
         "count up from 0": lambda messages, state, rng: form(str(len(bookkeeping(state).trajectory))),
         "count up from 1": lambda messages, state, rng: form(str(len(bookkeeping(state).trajectory) + 1)),
+        "random action": lambda messages, state, rng: form(rng.choice(chosen)),
         "all actions at once": constant("\n".join(map(form, chosen))),
     }
     pairs = permutations(chosen[:MAX_PAIRED], 2)
     policies |= {f"{a!r} and {b!r} in turns": _in_turns(form, a, b) for a, b in pairs}
     return policies | {f"always {action!r}": constant(form(action)) for action in chosen}
+
+
+def sweeps(base: Baseline) -> dict[str, Policy]:
+    """Return policies that visit every place of a map, whatever it shows: to a corner, then row by row.
+
+    The four most frequent moves of the good policies are the directions; which of them are opposite is not known.
+    """
+    if len(base.honest) == 0 or not base.is_multi_turn:
+        return {}
+    best = highest(base.honest)
+    counts: Counter[str] = Counter()
+    for moves in moves_by_row(best).values():
+        counts.update(text_of(move) for move in moves if not calls_of(move))
+    directions = [text for text, count in counts.most_common(SWEPT_ACTIONS) if count >= len(best.scored) / 4]
+    if len(directions) < SWEPT_ACTIONS:
+        return {}
+    policies: dict[str, Policy] = {}
+    for up, left, right, down in permutations(directions):
+        rows = [*[right] * SWEPT_TURNS, down, *[left] * SWEPT_TURNS, down]
+        path = [*[up] * SWEPT_TURNS, *[left] * SWEPT_TURNS, *rows * SWEPT_TURNS]
+        policies[f"sweep: {up!r}, {left!r}, then rows"] = _path(path)
+    return policies
+
+
+def _path(actions: Sequence[str]) -> Policy:
+    return lambda messages, state, rng: actions[min(len(bookkeeping(state).trajectory), len(actions) - 1)]
+
+
+def blind_calls(base: Baseline) -> dict[str, Policy]:
+    """Return policies that always make the same calls of tools, alone and two in turns.
+
+    The calls are the most frequent ones of the good policies, and one of each tool with values that fit its schema.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    for measured in base.honest:
+        for moves in moves_by_row(measured).values():
+            calls = [call["function"] for move in moves for call in calls_of(move)]
+            counts.update((call["name"], call["arguments"]) for call in calls)
+    # A call that is rare in the rows has the arguments of one row.
+    chosen = [call for call, count in counts.most_common(MAX_CALLS) if count > 2]
+    record = next((record for record in base.idle.records if record.tools), None)
+    for tool in (record.tools or [] if record else [])[:MAX_CALLS]:
+        function = example_call(tool, "call")["function"]
+        chosen.append((function["name"], function["arguments"]))
+    chosen = list(dict.fromkeys(chosen))[: 2 * MAX_CALLS]
+    policies = {f"always {name}({arguments})": _calls_in_turns((name, arguments)) for name, arguments in chosen}
+    for first, second in permutations(chosen[:MAX_CALLS], 2):
+        policies[f"{first[0]}({first[1]}) and {second[0]}({second[1]}) in turns"] = _calls_in_turns(first, second)
+    return policies
+
+
+def _calls_in_turns(*calls: tuple[str, str]) -> Policy:
+    def policy(messages: Messages, state: State, rng: random.Random) -> Message:
+        turn = len(bookkeeping(state).trajectory)
+        name, arguments = calls[turn % len(calls)]
+        function = {"name": name, "arguments": arguments}
+        return AssistantMessage(None, tool_calls=[{"id": f"call_{turn}", "type": "function", "function": function}])
+
+    return policy
+
+
+async def check_moves_of_other_rows(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if the moves of a good policy on other rows earn a reward, because what the rows show does not matter."""
+    # Rows that are all equal are one task, which the same moves do.
+    contents = {str({key: value for key, value in row.items() if key != "example_id"}) for row in subject.rows}
+    if not base.honest or len(contents) < 2:
+        return
+    best = highest(base.honest)
+    moves = moves_by_row(best)
+    policies = {
+        f"moves of the {best.name} on another row": replayed(of_other_row(moves)),
+        f"moves of the {best.name} on other rows": replayed(of_other_rows(moves, ROW_TURNS)),
+    }
+    # On a row with the same answer, the moves of another row are right; and a weak policy may do as well without them.
+    weak_means = [policy.mean for policy in base.honest if policy is not best]
+    lowest = min(weak_means, default=base.idle.mean)
+    expected = max(base.chance, base.share_of_task(max(base.idle.mean, lowest)))
+    if expected >= 1:
+        return
+    tried = [await subject.measure(name, policy, TRIED_EXAMPLES) for name, policy in policies.items()]
+    name = highest(tried).name
+    if base.share_of_task(highest(tried).mean, expected) < BLIND_SHARE:
+        return
+    moved = await subject.measure(name, policies[name])
+    is_paid = base.share_of_task(moved.mean, expected) >= BLIND_SHARE
+    if is_paid and is_higher(moved, base.idle, base.full - base.nothing):
+        yield moved.finding(
+            "blind-game",
+            f"the {moved.name} earn {moved.mean:.3f}, without looking at the row; on its own rows, it earns {best.mean:.3f}",
+            Severity.HIGH,
+            floor=base.idle.mean,
+        )
 
 
 def _in_turns(form: Form, *actions: str) -> Policy:
@@ -104,7 +203,7 @@ def _in_turns(form: Form, *actions: str) -> Policy:
 
 async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding if a policy that ignores the environment earns as much as a good policy."""
-    policies = blind_policies(base.form, actions_of(base, base.honest))
+    policies = blind_policies(base.form, actions_of(base, base.honest)) | sweeps(base) | blind_calls(base)
     above = base.floor.mean + PROMISING_SHARE * base.range
     above = min(above, NEARLY_ALL * base.full) if base.full > 0 else above
     turns = statistics.fmean([len(record.steps) for record in base.floor.scored] or [1])
@@ -119,7 +218,7 @@ async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[F
             paid.append(candidate)
     if paid:
         worst = highest(paid)
-        is_severe = is_higher(worst, base.floor, base.range) and base.share(worst.mean) >= SEVERE_SHARE
+        is_severe = is_higher(worst, base.floor, base.range) and base.share(worst.mean) >= BLIND_SHARE
         comparison = "the best scripted policy" if base.honest else "a full reward"
         yield worst.finding(
             "blind-game",
@@ -148,7 +247,8 @@ async def check_repeated_actions(subject: Subject, base: Baseline) -> AsyncItera
             if message["role"] == "assistant" and not message.get("tool_calls"):
                 replies[text_of(message)] += 1
     del replies[""]
-    chosen = [reply for reply, _ in replies.most_common(MAX_REPEATED)]
+    # A reply to a single row is an answer, not an action.
+    chosen = [reply for reply, count in replies.most_common(MAX_REPEATED) if count > 1]
     tried: list[tuple[Measured, str, str]] = []
     for first, then in permutations(chosen, 2):
         repeated = _repeated(policy, first, then)

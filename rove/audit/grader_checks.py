@@ -8,8 +8,18 @@ from pathlib import Path
 
 from rove.audit.baseline import Baseline
 from rove.audit.findings import shortened
-from rove.audit.replies import INJECTIONS, MARK_SUFFIX, NASTY, constant, formula, from_answer, other_answer, payload
-from rove.audit.subject import Measured, Policy, Subject, evidence, is_worker_failure
+from rove.audit.replies import (
+    EVERYDAY,
+    INJECTIONS,
+    MARK_SUFFIX,
+    NASTY,
+    constant,
+    formula,
+    from_answer,
+    other_answer,
+    payload,
+)
+from rove.audit.subject import FEW_TURNS, Measured, Policy, Subject, evidence, is_worker_failure
 from rove.core.errors import InfraError
 from rove.core.findings import Finding, Severity
 from rove.core.messages import text_of
@@ -24,7 +34,12 @@ REPEATED_EXAMPLES = 20
 """Number of examples whose reward is measured again."""
 HASH_SEED = "12345"
 """PYTHONHASHSEED of the process that repeats the measurement."""
+OTHER_PROCESS = {"PYTHONHASHSEED": HASH_SEED, "TZ": "Pacific/Auckland", "LC_ALL": "C"}
+"""Environment variables of that process."""
+LONG_REPLY = "Therefore the first part follows from the second one, and the result follows from both. " * 20
 TOWER = "the answer as a tower of powers"
+IN_ANSWER = ", in the answer"
+"""Suffix of the name of a strange reply that stands in the form of an answer."""
 MAX_REPLY_CHARS = 300
 """Maximum characters of a strange reply in a finding."""
 MAX_SHOWN = 4
@@ -38,7 +53,7 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     """
     broken: dict[str, RolloutRecord] = {}
     strange: dict[str, Policy] = {name: constant(text) for name, text in NASTY.items()}
-    strange |= {f"{name}, in the answer": constant(base.form(text)) for name, text in NASTY.items()}
+    strange |= {f"{name}{IN_ANSWER}": constant(base.form(text)) for name, text in NASTY.items()}
     # slow regular expressions, and formulas that use the row's own numbers
     strange["the answer four times, with an odd end"] = from_answer(
         lambda answer: base.form(f"{', '.join([answer] * 4)} and more!")
@@ -48,28 +63,34 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     for name, policy in strange.items():
         # a tower of powers may use much time and memory before the worker is killed
         count = 1 if name == TOWER else NASTY_EXAMPLES
-        measured = await subject.measure(f"strange reply: {name}", policy, count, is_recorded=False)
+        measured = await subject.measure(
+            f"strange reply: {name}", policy, count, is_recorded=False, max_turns=FEW_TURNS
+        )
         failed = next((record for record in measured.records if _is_broken(record)), None)
         if failed is not None:
             broken[name] = failed
             if is_worker_failure(failed):
                 break
     if broken:
-        label, record = max(broken.items(), key=lambda item: is_worker_failure(item[1]))
+        label, record = max(broken.items(), key=lambda item: (is_worker_failure(item[1]), _is_everyday(item[0])))
         assert record.error is not None
         prompt, completion = evidence(record, MAX_REPLY_CHARS)
         names = [f"'{name}'" for name in broken if name != label][: MAX_SHOWN - 1]
         also_failing = ""
         if names:
             also_failing = f"; {', '.join(names)} also {'fails' if len(names) == 1 else 'fail'}"
-        is_hang = is_worker_failure(record) or "Timeout" in record.error.type
+        is_severe = is_worker_failure(record) or "Timeout" in record.error.type or _is_everyday(label)
         yield Finding(
             id="grader-robustness",
-            severity=Severity.HIGH if is_hang else Severity.MEDIUM,
+            severity=Severity.HIGH if is_severe else Severity.MEDIUM,
             text=f"the reply '{label}' fails with {subject.error_text(record)}{also_failing}",
             prompt=prompt,
             completion=completion or "(empty)",
         )
+
+
+def _is_everyday(name: str) -> bool:
+    return name.removesuffix(IN_ANSWER) in EVERYDAY
 
 
 def _tower(answer: str) -> str:
@@ -104,7 +125,7 @@ async def check_execution(subject: Subject, base: Baseline, folder: Path) -> Asy
     right = from_answer(lambda answer: base.form(formula(answer)))
     tried.append(("formula with the right answer", folder / f"{LOG_NAME}{MARK_SUFFIX}", right))
     for name, mark, policy in tried:
-        measured = await subject.measure(f"code: {name}", policy, NASTY_EXAMPLES)
+        measured = await subject.measure(f"code: {name}", policy, NASTY_EXAMPLES, max_turns=FEW_TURNS)
         if mark.exists():
             prompt, completion = measured.example() if measured.scored else evidence(measured.records[0])
             yield Finding(
@@ -123,11 +144,17 @@ async def check_determinism(
 ) -> AsyncIterator[Finding]:
     """Yield a finding if the same replies get different rewards when they are repeated, in this or another process."""
     guess = other_answer(subject.answers, base.form) if subject.answers else constant(base.form("1"))
-    policies = {
-        "right answer": from_answer(base.form),
-        "wrong answer": guess,
-        **dict(list(subject.env.policies.items())[:1]),
-    }
+    policies: dict[str, Policy] = {"wrong answer": guess}
+    if subject.answers:
+        policies |= {
+            "right answer": from_answer(base.form),
+            "several answers": from_answer(
+                lambda answer: base.form(f"{answer}, {' '.join(reversed(answer.split()))} or 12.5")
+            ),
+            "half of the answer": from_answer(lambda answer: base.form(answer[: (len(answer) + 1) // 2])),
+            "long reply": from_answer(lambda answer: f"{LONG_REPLY}\n{base.form(answer)}"),
+        }
+    policies |= dict(list(subject.env.policies.items())[:1])
     for name, policy in policies.items():
         # the environment's policies ran first of all: state that rollouts share has changed since
         earlier = next((measured for measured in base.honest if measured.name == f"policy {name}"), None)
@@ -137,7 +164,7 @@ async def check_determinism(
         if difference is not None:
             yield difference
             return
-    other_subject = Subject(another({"PYTHONHASHSEED": HASH_SEED}), subject.count, subject.deadline)
+    other_subject = Subject(another(OTHER_PROCESS), subject.count, subject.deadline)
     other_subject.replies = subject.replies  # the scripted judge knows these
     finding: Finding | None = None
     async with other_subject.env.used_in_run():
@@ -145,7 +172,9 @@ async def check_determinism(
             if name not in subject.env.policies and finding is None:  # a worker's own policies belong to it
                 first = await subject.measure(f"{name}, first process", policy, REPEATED_EXAMPLES)
                 repeated = await other_subject.measure(f"{name}, other process", policy, REPEATED_EXAMPLES)
-                finding = _difference(first, repeated, "in another process, with another PYTHONHASHSEED")
+                finding = _difference(
+                    first, repeated, "in another process, with another PYTHONHASHSEED, locale and time zone"
+                )
     subject.rollouts += other_subject.rollouts
     if finding is not None:
         yield finding
@@ -192,20 +221,24 @@ async def check_parser(
         ),
     }
     row_answers = {str(answer).strip() for answer in subject.answers}
-    for name, policy in policies.items():
-        measured = await subject.measure(f"parser: {name}", policy, REPEATED_EXAMPLES)
-        read = parse([text_of(record.completion[-1]) for record in measured.scored])
+    measured = [
+        await subject.measure(f"parser: {name}", policy, REPEATED_EXAMPLES) for name, policy in policies.items()
+    ]
+    # A grader that pays for neither order refuses two answers on purpose.
+    refuses_pairs = all(base.share(pair.mean) <= 0.5 for pair in measured)
+    for pair in measured:
+        read = parse([text_of(record.completion[-1]) for record in pair.scored])
         if read is None:
             return
         disagree: list[tuple[RolloutRecord, str]] = []
-        for record, answer in zip(measured.scored, read, strict=True):
+        for record, answer in zip(pair.scored, read, strict=True):
             if record.scores is None or answer.strip() not in row_answers:  # what is read may be no answer at all
                 continue
             is_right = answer.strip() == record.answer.strip()
             is_paid = base.share(record.scores.reward) > 0.5
-            if is_right != is_paid:
+            if is_right != is_paid and not (is_right and refuses_pairs):
                 disagree.append((record, answer))
-        if len(disagree) > 0.5 * max(1, len(measured.scored)):
+        if len(disagree) > 0.5 * max(1, len(pair.scored)):
             record, answer = disagree[0]
             assert record.scores is not None
             prompt, completion = evidence(record)
@@ -215,7 +248,7 @@ async def check_parser(
                     f"the parser reads {shortened(answer, 100)!r}, the answer is {record.answer!r}, and the reward is "
                     f"{record.scores.reward:.3f}"
                 ),
-                rate=measured.interval,
+                rate=pair.interval,
                 floor=base.floor.mean,
                 prompt=prompt,
                 completion=completion,

@@ -43,6 +43,17 @@ def prepare_imports() -> None:
         getattr(importlib.import_module(module), name)()
 
 
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "", None)
+
+
+def record_contact(contacted: list[str], event: str, args: tuple[Any, ...]) -> None:
+    """Record the address of a connection to another machine; for `sys.addaudithook`."""
+    if event == "socket.getaddrinfo" and args[0] not in LOCAL_HOSTS:
+        contacted.append(str(args[0]))
+    elif event == "socket.connect" and isinstance(args[1], tuple) and args[1][0] not in LOCAL_HOSTS:
+        contacted.append(str(args[1][0]))
+
+
 def install() -> None:
     """Write a line per event to the log, and redirect judges; rove calls this in the worker before it loads the environment."""
     prepare_imports()

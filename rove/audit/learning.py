@@ -15,7 +15,7 @@ import random
 import re
 import statistics
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -25,10 +25,21 @@ import msgspec
 
 from rove.audit.baseline import Baseline
 from rove.audit.exploration import WEIGHTS, exploration
-from rove.audit.subject import OUT_OF_TIME, Measured, OutOfTime, Policy, Subject, evidence, reward_of
+from rove.audit.subject import (
+    OUT_OF_TIME,
+    Inconclusive,
+    Measured,
+    OutOfTime,
+    Policy,
+    Subject,
+    evidence,
+    highest,
+    reward_of,
+)
+from rove.audit.traces import calls_of, moves_of, with_new_ids
 from rove.core.checks import Settings
 from rove.core.findings import Finding, Severity
-from rove.core.messages import Messages, text_of
+from rove.core.messages import Message, Messages, text_of
 from rove.core.ranges import Device, NonNegativeInt, PositiveFloat, PositiveInt
 from rove.core.records import RolloutRecord, Scores
 from rove.core.state import State, bookkeeping
@@ -142,6 +153,9 @@ async def check_learned(
     The measures are: the reply commits to the row's answer; its answer resembles the row's answer; each metric of weight 0; and
     the reward of the same replies when they are given to other examples. A measure counts only if it distinguishes
     right answers from guesses.
+
+    Raises:
+        Inconclusive: There is no finding, but the model has not learned anything either.
     """
     try:
         async with asyncio.timeout(subject.remaining):
@@ -158,6 +172,10 @@ async def check_learned(
                 finding = await learner.search_further(loaded, learned, start - subject.remaining)
     if finding is not None:
         yield finding
+        return
+    reason = learner.not_learned()
+    if reason:
+        raise Inconclusive(reason)
 
 
 def large_functions(base: Baseline) -> list[str]:
@@ -186,6 +204,8 @@ class _Learner:
     """Maximum tokens of a response."""
     initial: Measured
     """Rollouts of the model before RL."""
+    phases: list[Learned] = field(default_factory=list)
+    """What each phase of RL has reached."""
 
     @cached_property
     def measures(self) -> list[Measure]:
@@ -220,6 +240,30 @@ class _Learner:
         """Return whether there may be a second phase: if RL has raised the reward, but right answers earn clearly more."""
         is_below = self.base.share(learned.trained.mean) < 1 - GAP
         return self.options.second_phase and _is_above(learned.trained, learned.initial) and is_below
+
+    def not_learned(self) -> str:
+        """Return why the search proves nothing; "" if RL has raised the reward above the rewards of guesses and weak policies.
+
+        A model whose reward fell to 0, since its rollouts had no calls any more, counted as a clean check before.
+        """
+        references = [self.base.floor, self.base.idle]
+        if len(self.base.honest) > 1:
+            references.append(min(self.base.honest, key=lambda policy: policy.mean))
+        reference = highest(references)
+        for learned in self.phases:
+            has_risen = _is_above(learned.trained, learned.initial) or self.base.share(learned.trained.mean) >= 1 - GAP
+            if has_risen and learned.trained.mean > reference.mean:
+                return ""
+        best = max(self.phases, key=lambda learned: learned.trained.mean)
+        text = (
+            f"inconclusive: the model did not learn: {_stage(best.function)} changed its reward from {best.initial.mean:.3f} to "
+            f"{best.trained.mean:.3f}; '{reference.name}' earns {reference.mean:.3f}, and the best policy or a right answer "
+            f"{self.base.full:.3f}"
+        )
+        if self.base.has_tools:
+            num_silent = sum(not _has_calls(record) for record in best.trained.scored)
+            text += f"; {num_silent} of its {len(best.trained.scored)} rollouts called no tool"
+        return text
 
     async def judge(self, learned: Learned) -> Finding | None:
         """Return a finding if RL has raised the reward and the measures, or the replies on other examples, show a hole."""
@@ -266,7 +310,9 @@ class _Learner:
         for record in records:
             if record.scores is not None and record.step is not None:
                 by_step.setdefault(first + record.step, []).append(record)
-        return Learned(self.initial, trained, moved, by_step, function)
+        learned = Learned(self.initial, trained, moved, by_step, function)
+        self.phases.append(learned)
+        return learned
 
     def _environment(self, function: str) -> Environment:
         """Open the environment, with a metric of right replies. If `function` is not "", this function is the whole reward."""
@@ -478,7 +524,7 @@ async def _independence(subject: Subject, learned: Learned, base: Baseline) -> F
     """Return a finding if the replies of the trained model earn as much on other examples."""
     if not _is_above(learned.moved, base.floor) or base.share(learned.moved.mean) < GAP:
         return None
-    if base.is_multi_turn and base.honest:  # the moves of a good policy may fit every example
+    if (base.is_multi_turn or base.has_tools) and base.honest:  # the moves of a good policy may fit every example
         best = max(base.honest, key=lambda policy: policy.mean)
         honest = await subject.measure("learner: a good policy's moves on other examples", _moved(best))
         if base.share(honest.mean) > 1 - GAP:
@@ -519,21 +565,26 @@ def _mean_words(measured: Measured) -> float:
 
 
 def _moved(measured: Measured) -> Policy:
-    """Return a policy that replies to each example with the messages for another example."""
-    texts = [_assistant_texts(record) for record in measured.scored if not record.tools]
-    by_example = {record.example_id: index for index, record in enumerate(measured.scored) if not record.tools}
+    """Return a policy that does in each example what the model did in another example."""
+    moves_by_rollout = [moves_of(record) for record in measured.scored]
+    by_example = {record.example_id: index for index, record in enumerate(measured.scored)}
 
-    def policy(messages: Messages, state: State, rng: random.Random) -> str:
-        if not texts:
+    def policy(messages: Messages, state: State, rng: random.Random) -> Message | str:
+        if not moves_by_rollout:
             return ""
         index_of_own = by_example.get(state["example_id"], 0)
+        count = len(moves_by_rollout)
         # At least a quarter of the rollouts away, because the rollouts of one example are next to each other.
-        distance = random.Random(bookkeeping(state).seed).randint(len(texts) // 4, 3 * len(texts) // 4)
-        replies = texts[(index_of_own + distance) % len(texts)]
+        distance = random.Random(bookkeeping(state).seed).randint(count // 4, 3 * count // 4)
+        moves = moves_by_rollout[(index_of_own + distance) % count]
         turn = len(bookkeeping(state).trajectory)
-        return replies[min(turn, len(replies) - 1)] if replies else ""
+        return with_new_ids(moves[min(turn, len(moves) - 1)], turn) if moves else ""
 
     return policy
+
+
+def _has_calls(record: RolloutRecord) -> bool:
+    return any(calls_of(message) for message in record.completion)
 
 
 def _first_step(

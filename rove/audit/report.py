@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from rove.audit.findings import Report
+from rove.audit.findings import Report, severity_text
 from rove.core.findings import Finding, Severity, findings_by_area
 from rove.core.plain import JsonObject
 from rove.utils.markdown import table_lines
@@ -33,6 +33,7 @@ def json_report(report: Report) -> JsonObject:
     """Return a report as JSON values."""
     values: JsonObject = msgspec.to_builtins(report)
     values["worst"] = report.worst.value
+    values["unchecked"] = report.unchecked
     for value, finding in zip(values["findings"], report.findings, strict=True):
         value["repeat"] = report.command(finding.id)
     return values
@@ -43,11 +44,18 @@ def markdown_report(reports: Sequence[Report]) -> str:
     rows: list[tuple[str, ...]] = []
     for report in reports:
         for finding in report.findings:
-            rows.append((report.env, finding.severity.value, finding.id, finding.text, rate_text(finding)))
+            rows.append((report.env, severity_text(finding), finding.id, finding.text, rate_text(finding)))
         if not report.findings:
-            rows.append((report.env, "–", "–", "no findings", "–"))
+            rows.append((report.env, "–", "–", report.without_findings, "–"))
     lines = table_lines(("environment", "severity", "check", "finding", "reward or share"), rows)
     for report in reports:
+        if report.known_defects:
+            lines += ["", *(f"- {text}" for text in report.known_defects)]
+        if report.unmatched:
+            lines += [
+                "",
+                f"Entries of the baseline file that match no finding any more: {'; '.join(report.unmatched)}.",
+            ]
         for finding in report.findings:
             if finding.completion:
                 lines += [
@@ -71,15 +79,16 @@ def sarif_report(reports: Sequence[Report]) -> JsonObject:
     results: list[JsonObject] = []
     for report in reports:
         for finding in report.findings:
-            results.append(
-                {
-                    "ruleId": finding.id,
-                    "level": SARIF_LEVELS[finding.severity],
-                    "message": {"text": f"{report.env}: {finding.text}"},
-                    "properties": {"repeat": report.command(finding.id)},
-                    "locations": [_location(report)],
-                }
-            )
+            result: JsonObject = {
+                "ruleId": finding.id,
+                "level": SARIF_LEVELS[finding.severity],
+                "message": {"text": f"{report.env}: {finding.text}"},
+                "properties": {"repeat": report.command(finding.id)},
+                "locations": [_location(report)],
+            }
+            if finding.accepted:
+                result["suppressions"] = [{"kind": "external", "justification": finding.accepted}]
+            results.append(result)
     driver = {"name": "rove audit", "rules": rules}
     schema = "https://json.schemastore.org/sarif-2.1.0.json"
     return {"version": "2.1.0", "$schema": schema, "runs": [{"tool": {"driver": driver}, "results": results}]}
@@ -96,7 +105,7 @@ def _location(report: Report) -> JsonObject:
     return location
 
 
-def junit_report(reports: Sequence[Report], fail_on: Severity = Severity.HIGH) -> bytes:
+def junit_report(reports: Sequence[Report], fail_on: Severity = Severity.MEDIUM) -> bytes:
     """Return reports as JUnit XML: one test case per selected check; it fails if a finding has severity `fail_on` or higher."""
     suites = ElementTree.Element("testsuites", name="rove audit")
     for report in reports:
@@ -107,10 +116,10 @@ def junit_report(reports: Sequence[Report], fail_on: Severity = Severity.HIGH) -
             for finding in findings:
                 evidence = (finding.text, finding.prompt, finding.completion, f"fix: {finding.remedy}")
                 text = _xml("\n".join([*evidence, f"repeat: {report.command(name)}"]))
-                if finding.severity >= fail_on:
+                if finding.severity >= fail_on and not finding.accepted:
                     ElementTree.SubElement(case, "failure", message=_xml(finding.text)).text = text
                 else:
-                    ElementTree.SubElement(case, "system-out").text = f"{finding.severity.value}: {text}"
+                    ElementTree.SubElement(case, "system-out").text = f"{severity_text(finding)}: {text}"
             if name in report.skipped and not findings:
                 ElementTree.SubElement(case, "skipped", message=_xml(report.skipped[name]))
         suite.set("failures", str(len(suite.findall("*[failure]"))))

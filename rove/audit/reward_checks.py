@@ -4,12 +4,14 @@ reward.
 
 from __future__ import annotations
 
+import math
 import random
+import re
 import statistics
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
 
-from rove.audit.baseline import RIGHT_ANSWER, Baseline, is_higher
+from rove.audit.baseline import STANDARD_ERRORS, Baseline, is_above, is_higher
 from rove.audit.findings import shortened
 from rove.audit.replies import (
     ALL_TAGS,
@@ -17,29 +19,55 @@ from rove.audit.replies import (
     blind_replies,
     corrections,
     corruptions,
+    empty_replies,
     hedges,
     special_values,
     wrong,
 )
-from rove.audit.subject import Measured, Policy, Subject, highest, measure_promising, reward_of
+from rove.audit.similarity import normalized, similarity
+from rove.audit.subject import (
+    TRIED_EXAMPLES,
+    Measured,
+    Policy,
+    Subject,
+    evidence,
+    highest,
+    measure_promising,
+    reward_of,
+)
 from rove.core.findings import Finding, Severity
 from rove.core.messages import Messages, text_of
 from rove.core.records import RolloutRecord
 from rove.core.state import State
 
-HIGH_SHARE, MEDIUM_SHARE = 0.25, 0.1
-"""A reply that does not do the task is a finding of high or medium severity if it earns at least this share of the range of
-rewards."""
+HIGH_SHARE, MEDIUM_SHARE = 0.5, 0.1
+"""A reply that does not do the task is of high or medium severity if it earns at least this share of the range of rewards."""
+PAID_SHARE = 0.25
+"""A reply without any answer, or with a wrong one, is of medium severity if it earns this share of a right answer, however
+much the grader pays for guesses. Rewards for the format alone are usually smaller."""
+BALANCED_SHARE = 0.45
+"""It is of medium severity if a constant answer earns this share of what a right answer earns above equal frequencies."""
+ANY_REPLY = ("format with a dot", "nonsense in the format", "unsure", "very long")
+"""Replies that have nothing in common: a reward for all of them is paid for any reply."""
 HEDGE_SHARE = 0.8
 """A hedge counts as paid if it earns at least this share of the range of rewards; partial credit pays less."""
 FREQUENT_SHARE = 0.4
 """It is a finding if more than this share of the rows have the same answer."""
 CONSTANT_SHARE = 0.9
 """If more than this share of the rows have the same answer, a constant reply does the task."""
-WRONG_SHARE, MIN_WRONG = 0.8, 10
-"""It is a finding if answers of other rows earn at least `WRONG_SHARE` of the full reward in at least `MIN_WRONG` rows."""
+MIN_BALANCED = 20
+"""Minimum number of rows from which frequencies of answers are judged."""
+TIED_SHARE, MIN_WRONG = 0.8, 5
+"""Answers of other rows are a finding if they earn the reward of the own answer in this share of the rows; minimum number of
+such rows."""
+EXCESS = 0.25
+"""Wrong answers may earn the share of the reward that they have in common with the right answer, plus less than this."""
 MISSED_SHARE = 0.05
-"""It is a finding if, in more than this share of the rows, the row's own answer does not earn the full reward."""
+"""It is a finding if the own answers of more than this share of the rows do not earn the full reward."""
+MIN_REPLIES = 15
+"""Minimum number of different replies to a row after which its lowest reward counts as the reward of any reply."""
+ROW_SHARE, MIN_ROWS = 0.1, 3
+"""It is a finding if this share of the rows, and at least this many rows, pay for any reply."""
 LENGTHS = (0, 30, 300, 3000)
 """Numbers of filler words in the length check."""
 FILLER = ("and", "so", "then", "we", "see", "that", "it", "follows")
@@ -47,6 +75,8 @@ MAX_LISTED = 4
 """Maximum number of replies listed in a finding."""
 TOLERABLE = {"one more", "nonsense appended", "nonsense in front"}
 """Errors that a stated tolerance, or a search for the answer in a sentence, may allow."""
+TOLERANCE = re.compile(r"approximat|rough|tolerance|within \d|estimate|±", re.IGNORECASE)
+"""Words of a prompt that allow an answer to be off."""
 
 
 def severity_of(share: float) -> Severity:
@@ -57,65 +87,152 @@ def severity_of(share: float) -> Severity:
 
 
 async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool = False) -> AsyncIterator[Finding]:
-    """Yield a finding if replies without the answer earn more than chance, or other rows' answers earn nearly the full reward.
+    """Yield a finding if replies without the answer earn more than chance, or other rows' answers earn a reward.
 
     Args:
         is_judged: Whether a scripted judge decides; results with other rows' answers then mean little.
     """
     replies = blind_replies(base.form, subject.answers, base.prompts) | special_values(base.form)
-    measured = await measure_promising(subject, replies, base.floor.mean)
+    empty = empty_replies(subject.answers)
+    measured: list[Measured] = []
+    tried: dict[str, Measured] = {}
+    for name, policy in replies.items():
+        tried[name] = await subject.measure(name, policy, TRIED_EXAMPLES)
+        is_paid = name in empty and base.share_of_task(tried[name].mean) >= PAID_SHARE / 2
+        if is_paid or tried[name].mean > base.floor.mean:
+            measured.append(await subject.measure(name, policy))
     paid = [reply for reply in measured if is_higher(reply, base.floor, base.range)]
-    if paid:
-        paid.sort(key=lambda reply: -reply.mean)
-        worst = paid[0]
-        also_paid = ""
-        if len(paid) > 1:
-            also_paid = f"; so do {', '.join(repr(reply.name) for reply in paid[1:MAX_LISTED])}"
-        yield worst.finding(
-            "blind-reply",
-            f"the reply '{worst.name}' earns {worst.mean:.3f}, a guess {base.floor.mean:.3f}{also_paid}",
-            severity_of(base.share(worst.mean)),
-            floor=base.floor.mean,
-        )
-    counts = Counter(map(str, subject.answers))
+    for_nothing = _paid_for_nothing(subject, base, measured, empty)
+    severity = Severity.INFO
+    if for_nothing:
+        share = max(_share_for_nothing(base, reply) for reply in for_nothing)
+        severity = Severity.HIGH if share >= HIGH_SHARE else Severity.MEDIUM
+    if paid and severity_of(base.share(highest(paid).mean)) >= severity:
+        worst = highest(paid)
+        severity = severity_of(base.share(worst.mean))
+        also = _also(paid, worst)
+        text = f"the reply '{worst.name}' earns {worst.mean:.3f}, a guess {base.floor.mean:.3f}{also}"
+        yield worst.finding("blind-reply", text, severity, floor=base.floor.mean)
+    elif for_nothing:
+        worst = max(for_nothing, key=lambda reply: _share_for_nothing(base, reply))
+        also = _also(for_nothing, worst)
+        text = f"the reply '{worst.name}' gives no answer and earns {worst.mean:.3f}; right answers earn {base.full:.3f}{also}"
+        yield worst.finding("blind-reply", text, severity, floor=base.nothing)
     guess = None if is_judged else _rewarded_guess(subject, base)
-    if guess is not None and not (paid and severity_of(base.share(paid[0].mean)) >= guess.severity):
+    if guess is not None and severity < guess.severity:
         yield guess
-    elif counts and not paid:
-        answer, count = counts.most_common(1)[0]
-        share = count / counts.total()
-        if share > max(FREQUENT_SHARE, 1.2 / len(counts)) or share > CONSTANT_SHARE:
-            yield Finding(
-                id="blind-reply",
-                severity=Severity.HIGH if share > CONSTANT_SHARE else Severity.LOW,
-                text=f"{share:.0%} of the rows have the same answer; there are {len(counts)} different answers",
-                remedy="add rows with other answers, or compare results with this share",
-                cause="the answers of the rows are not balanced",
-                rate=(share, share, share),
-                floor=1 / len(counts),
-                completion=base.form(answer),
-            )
+    elif severity < Severity.MEDIUM:
+        imbalance = _imbalance(subject, base)
+        if imbalance is not None:
+            yield imbalance
+
+
+def _also(paid: Sequence[Measured], worst: Measured) -> str:
+    also_paid = sorted((reply for reply in paid if reply is not worst), key=lambda reply: -reply.mean)
+    names = [repr(reply.name) for reply in also_paid[: MAX_LISTED - 1]]
+    return f"; so do {', '.join(names)}" if names else ""
+
+
+def _paid_for_nothing(
+    subject: Subject, base: Baseline, measured: Sequence[Measured], empty: Sequence[str]
+) -> list[Measured]:
+    """Return the replies without an answer that earn a considerable share of the reward for a right answer."""
+    candidates = [reply for reply in measured if reply.name in empty]
+    if (
+        not subject.answers
+    ):  # a reply that looks like no answer may fit a task without one: only a reward for any reply counts
+        by_name = {reply.name: reply for reply in candidates}
+        any_reply = [by_name[name] for name in ANY_REPLY if name in by_name]
+        candidates = [reply for reply in candidates if reply.name in ("empty", "white space")]
+        if len(any_reply) == len(ANY_REPLY):
+            candidates.append(min(any_reply, key=lambda reply: reply.mean))
+    paid = [reply for reply in candidates if _share_for_nothing(base, reply) >= PAID_SHARE]
+    return [reply for reply in paid if is_above(reply, base.nothing, base.full - base.nothing)]
+
+
+def _share_for_nothing(base: Baseline, reply: Measured) -> float:
+    """Return the share of the reward that a reply without an answer earns, less what its text has in common with the answers.
+
+    Graders that measure the similarity of texts pay something for any text.
+    """
+    in_common = [similarity(_first_reply(record), record.answer) for record in reply.scored if record.answer]
+    return base.share_of_task(reply.mean) - (statistics.fmean(in_common) if in_common else 0.0)
+
+
+def _imbalance(subject: Subject, base: Baseline) -> Finding | None:
+    """Return a finding if a constant answer gets many rows right, because their answers are not balanced."""
+    counts = Counter(map(str, subject.answers))
+    if not counts:
+        return None
+    answer, count = counts.most_common(1)[0]
+    share = count / counts.total()
+    balanced = 1 / len(counts)
+    if share <= max(FREQUENT_SHARE, 1.2 * balanced) and share <= CONSTANT_SHARE:
+        return None
+    error = math.sqrt(max(share * (1 - share), 1e-9) / counts.total())
+    excess = (share - balanced) / (1 - balanced) if balanced < 1 else 1.0
+    is_certain = share - balanced > STANDARD_ERRORS * error and counts.total() >= MIN_BALANCED
+    severity = Severity.LOW
+    if share > CONSTANT_SHARE or (is_certain and excess >= HIGH_SHARE):
+        severity = Severity.HIGH
+    elif is_certain and excess >= BALANCED_SHARE:
+        severity = Severity.MEDIUM
+    return Finding(
+        id="blind-reply",
+        severity=severity,
+        text=f"{share:.0%} of the rows have the same answer; there are {len(counts)} different answers",
+        remedy="add rows with other answers, or compare results with this share",
+        cause="the answers of the rows are not balanced",
+        rate=(share, share, share),
+        floor=balanced,
+        completion=base.form(answer),
+    )
 
 
 def _rewarded_guess(subject: Subject, base: Baseline) -> Finding | None:
-    """Return a finding if other rows' answers earn nearly the full reward, because the floor itself is then a hole."""
-    if not base.guesses:
+    """Return a finding if other rows' answers earn a reward where they are wrong, because the floor itself is then a hole.
+
+    A grader may give partial credit for what a wrong answer has in common with the right one, but not more.
+    """
+    if not base.guesses or base.own_answer is None:
         return None
-    full = subject.measured[RIGHT_ANSWER].mean
-    lowest = max(0.0, min(policy.mean for policy in subject.measured.values()))
+    own_rewards = {record.example_key: reward_of(record) for record in base.own_answer.scored}
+    answer_of_reply = {base.form(str(answer)): str(answer) for answer in subject.answers}
     for name in base.guesses:
         # Rows can have the same answer, so some guesses are right.
-        records = subject.measured[name].scored
-        wrong_guesses = [record for record in records if _first_reply(record) != base.form(str(record.answer))]
+        records = [record for record in subject.measured[name].scored if record.example_key in own_rewards]
+        wrong_guesses = [record for record in records if not _is_own_answer(record, answer_of_reply)]
+        if len(wrong_guesses) < MIN_WRONG:
+            continue
         guess = Measured(name, wrong_guesses)
-        if len(wrong_guesses) >= MIN_WRONG and guess.mean - lowest >= WRONG_SHARE * (full - lowest) > 0:
-            return guess.finding(
-                "blind-reply",
-                f"the reply '{name}' earns {guess.mean:.3f} where it is not the row's answer, and right answers {full:.3f}; "
-                "ignore this if the answers of other rows are right as well",
-                Severity.MEDIUM if base.right_answer is None else Severity.HIGH,
-            )
+        tied: list[bool] = []
+        in_common: list[float] = []
+        for record in wrong_guesses:
+            own_reward = own_rewards[record.example_key]
+            is_accepted = base.share_of_task(own_reward) >= HIGH_SHARE
+            tied.append(is_accepted and reward_of(record) >= own_reward - 1e-6)
+            in_common.append(similarity(answer_of_reply.get(_first_reply(record), ""), record.answer))
+        share = base.share_of_task(guess.mean)
+        excess = share - statistics.fmean(in_common)
+        is_tied = statistics.fmean(tied) >= TIED_SHARE
+        if not is_tied and (share < PAID_SHARE or excess < EXCESS):
+            continue
+        severity = Severity.HIGH if share >= HIGH_SHARE else Severity.MEDIUM
+        if is_tied and base.right_answer is None:  # nothing shows that the answers of other rows are wrong
+            severity = Severity.MEDIUM
+        return guess.finding(
+            "blind-reply",
+            f"the reply '{name}' earns {guess.mean:.3f} where it is not the row's answer, and right answers "
+            f"{base.own_answer.mean:.3f}; ignore this if the answers of other rows are right as well",
+            severity,
+            floor=base.nothing,
+        )
     return None
+
+
+def _is_own_answer(record: RolloutRecord, answer_of_reply: Mapping[str, str]) -> bool:
+    answer = answer_of_reply.get(_first_reply(record))
+    return answer is None or normalized(answer) == normalized(record.answer)
 
 
 def _first_reply(record: RolloutRecord) -> str:
@@ -179,27 +296,41 @@ def _are_low(rewards: Sequence[float], most: float, base: Baseline) -> bool:
 
 async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding about wrong variants of an answer that earn as much as the right answer."""
-    assert base.right_answer is not None
+    own_answer = base.own_answer
+    assert own_answer is not None
     kinds: set[str] = set()
     for answer in subject.answers:
         kinds.update(corruptions(str(answer), random.Random(0)))
+    own_rewards = {record.example_key: reward_of(record) for record in own_answer.scored}
     paid: list[Measured] = []
     for kind in sorted(kinds):
         measured = await subject.measure(f"answer with {kind}", _corrupted(kind, base))
         changed = _with_kind(measured, kind)
-        if len(changed.rewards) >= 5 and changed.mean > base.right_answer.mean - 0.05 * base.range:
+        if len(changed.rewards) < MIN_WRONG:
+            continue
+        # Compared with the same rows, since not every answer has a variant of this kind.
+        expected = statistics.fmean(own_rewards.get(record.example_key, own_answer.mean) for record in changed.scored)
+        if changed.mean > expected - 0.05 * min(base.range, base.full - base.nothing):
             paid.append(changed)
     answers = {str(answer) for answer in subject.answers}
     is_choice = len(answers) <= 12 and all(len(answer) <= 1 for answer in answers)
     if paid and not is_choice:
         worst = highest(paid)
         kinds_paid = {measured.name.removeprefix("answer with ") for measured in paid}
+        has_tolerance = any(TOLERANCE.search(prompt) for prompt in base.prompts)
+        tolerable = TOLERABLE | {"a tenth more"} if has_tolerance else TOLERABLE
         yield worst.finding(
             "monotonicity",
             f"wrong variants of the answer earn the full reward: {', '.join(sorted(kinds_paid))}",
-            Severity.LOW if kinds_paid <= TOLERABLE else Severity.HIGH,
+            Severity.LOW if kinds_paid <= tolerable else Severity.HIGH,
             floor=base.floor.mean,
         )
+
+
+def can_compare_variants(base: Baseline) -> bool:
+    """Return whether the row's own answer is accepted, even if wrong answers are accepted as well."""
+    own_answer = base.own_answer
+    return own_answer is not None and base.share_of_task(own_answer.mean) >= HIGH_SHARE
 
 
 def _corrupted(kind: str, base: Baseline) -> Policy:
@@ -267,6 +398,9 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
             text=f"all {len(scored)} rollouts of all policies have the reward {rewards.pop():g}",
         )
         return
+    independent = _independent_of_reply(scored, base)
+    if independent is not None:
+        yield independent
     weights = scored[0].scores.weights if scored and scored[0].scores else {}
     positive = sum(weight for weight in weights.values() if weight > 0)
     most = max(rewards, default=0.0)
@@ -283,3 +417,39 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
             id="reward-statistics",
             text=f"the highest reward of {len(scored)} rollouts is {most:.3f}; the weights add up to {positive:.3f}",
         )
+
+
+def _independent_of_reply(scored: Sequence[RolloutRecord], base: Baseline) -> Finding | None:
+    """Return a finding if many rows pay at least half of the full reward for every reply that was tried on them."""
+    by_row: dict[str, list[RolloutRecord]] = defaultdict(list)
+    for record in scored:
+        by_row[record.example_key].append(record)
+    lowest: list[RolloutRecord] = []
+    highest_rewards: list[float] = []
+    for records in by_row.values():
+        texts = {_first_reply(record) for record in records}
+        if len(texts) >= MIN_REPLIES:
+            lowest.append(min(records, key=reward_of))
+            highest_rewards.append(max(map(reward_of, records)))
+    if len(lowest) < MIN_WRONG:
+        return None
+    pairs = zip(lowest, highest_rewards, strict=True)
+    is_flat = all(reward_of(record) >= most - 1e-9 for record, most in pairs)
+    paid = [record for record in lowest if base.share_of_task(reward_of(record)) >= HIGH_SHARE]
+    share = len(paid) / len(lowest)
+    if not is_flat and (share < ROW_SHARE or len(paid) < MIN_ROWS):
+        return None
+    text = f"{share:.0%} of {len(lowest)} rows pay at least half of the full reward for every reply that was tried"
+    if is_flat:
+        text = f"the reward depends on the row only: on each of {len(lowest)} rows, all replies earn the same"
+    record = (paid or lowest)[0]
+    prompt, completion = evidence(record)
+    return Finding(
+        id="reward-statistics",
+        severity=Severity.HIGH if is_flat or share >= HIGH_SHARE else Severity.MEDIUM,
+        text=text,
+        rate=(share, share, share),
+        floor=0.0,
+        prompt=prompt,
+        completion=completion or "(empty)",
+    )

@@ -8,15 +8,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from itertools import islice
 
-from rove.audit.guard import prepare_imports
+from rove.audit.guard import prepare_imports, record_contact
 from rove.core.digest import fingerprint
 from rove.core.messages import AssistantMessage, text_of
 from rove.core.plain import Arguments, JsonObject
 from rove.envs.loading import environment_arguments, load_environment
+from rove.integrations.known_defects import KnownDefectWarning
 from rove.rubrics.parser import Parser
 
+AS_LISTS = ": tuples become lists"
+"""Suffix of a column in which JSON changes nothing else."""
 MAX_ROWS = 2000
 """Maximum number of rows of each dataset that are compared."""
 
@@ -26,11 +30,14 @@ def facts(env: str, env_dir: str | None, env_args: Arguments) -> JsonObject:
 
     Returns:
         "train", "eval": rows, see `_row`; "has_both": whether evaluation has its own rows; "arguments": names of the
-        arguments of `load_environment`.
+        arguments of `load_environment`; "known_defects": warnings about tasks of other libraries.
     """
-    loaded = load_environment(env, env_dir, **env_args)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loaded = load_environment(env, env_dir, **env_args)
+    defects = [str(warning.message) for warning in caught if issubclass(warning.category, KnownDefectWarning)]
     has_training = loaded.count_examples(train=True) != 0
-    collected: JsonObject = {"arguments": sorted(environment_arguments(env, env_dir))}
+    collected: JsonObject = {"arguments": sorted(environment_arguments(env, env_dir)), "known_defects": defects}
     for name, train in (("eval", False), ("train", True)):
         rows: list[JsonObject] = []
         if has_training or not train:
@@ -58,6 +65,19 @@ def _parsed(parser: Parser, reply: str) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def _changed(key: str, value: object, read_value: object) -> str:
+    """Describe a column that JSON changes; a tuple that becomes a list rarely matters."""
+    return f"{key}{AS_LISTS}" if _with_lists(value) == read_value else key
+
+
+def _with_lists(value: object) -> object:
+    if isinstance(value, tuple | list):
+        return [_with_lists(part) for part in value]
+    if isinstance(value, dict):
+        return {key: _with_lists(part) for key, part in value.items()}
+    return value
+
+
 def _row(row: JsonObject) -> JsonObject:
     """Return a row's prompt and answer as texts, the digest of its content, and the names of columns that JSON changes."""
     prompt = row["prompt"]
@@ -65,7 +85,7 @@ def _row(row: JsonObject) -> JsonObject:
     content = {key: value for key, value in row.items() if key not in ("example_id", "task", "prompt")}
     try:
         round_trip = json.loads(json.dumps(content))
-        changed = [key for key, value in content.items() if round_trip[key] != value]
+        changed = [_changed(key, value, round_trip[key]) for key, value in content.items() if round_trip[key] != value]
     except (TypeError, ValueError, RecursionError) as error:
         changed = [f"not JSON: {error}"]
         content = {key: repr(value) for key, value in content.items()}
@@ -83,6 +103,11 @@ if __name__ == "__main__":
     out = os.dup(1)
     os.dup2(2, 1)  # what the environment prints goes to stderr
     prepare_imports()
-    result = json.dumps(parsed(**request) if "replies" in request else facts(**request))
+    contacted: list[str] = []
+    sys.addaudithook(lambda event, args: record_contact(contacted, event, args))
+    if "replies" in request:
+        result = json.dumps(parsed(**request))
+    else:
+        result = json.dumps({**facts(**request), "contacted": sorted(set(contacted))})
     with os.fdopen(out, "w") as stdout:
         stdout.write(result)

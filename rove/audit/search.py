@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import statistics
 from collections.abc import AsyncIterator, Sequence
 
 from rove.audit.baseline import Baseline, is_higher
@@ -17,6 +18,9 @@ from rove.core.state import State, bookkeeping
 
 ROUNDS = ((48, 6), (12, 20), (4, 60))
 """Successive halving: (candidates, examples). Jamieson and Talwalkar 2016, https://arxiv.org/abs/1502.07943."""
+LONG_ROUNDS = ((24, 4), (6, 10), (2, 30))
+"""The rounds in games of more than `LONG_GAME` turns, whose rollouts take as long as those of several short games."""
+LONG_GAME = 10
 MUTATED_SHARE = 0.5
 """Share of the candidates of a later round that are mutations of the best candidates."""
 Candidate = tuple[str, tuple[str, ...]]
@@ -30,9 +34,11 @@ async def search(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterat
     rng = random.Random(seed)
     words = vocabulary(subject, base)
     forms_by_name = forms(base.prompts)
-    pool = [_random(rng, words, list(forms_by_name), base) for _ in range(ROUNDS[0][0])]
+    turns = statistics.fmean([len(record.steps) for record in base.floor.scored] or [1])
+    rounds = LONG_ROUNDS if turns > LONG_GAME else ROUNDS
+    pool = [_random(rng, words, list(forms_by_name), base) for _ in range(rounds[0][0])]
     best: list[tuple[Measured, Candidate]] = []
-    for count, examples in ROUNDS:
+    for count, examples in rounds:
         pool = list(dict.fromkeys(pool))[:count]
         best = []
         for candidate in pool:
@@ -52,7 +58,7 @@ async def search(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterat
     guess_name = "search: a guess on the same rows"
     guess = await subject.measure(guess_name, base.guess, subject.count, seed=seed + 1, train=True)
     if is_higher(confirmed, guess, base.range):
-        num_replies = sum(count for count, _ in ROUNDS)
+        num_replies = sum(count for count, _ in rounds)
         yield confirmed.finding(
             "policy-search",
             f"a search over {num_replies} replies found one that earns {confirmed.mean:.3f} on other "

@@ -29,6 +29,8 @@ from rove.statistics import mean_estimate
 Policy = Callable[[Messages, State, Any], Any]
 MAX_TURNS = 40
 """Maximum number of turns in a rollout."""
+FEW_TURNS = 3
+"""Maximum number of turns where a reply is tried for an effect that the first turns show."""
 TRIED_EXAMPLES = 20
 """Number of examples on which many policies are tried before the promising policies run on all examples."""
 MAX_RECORDED_CHARS = 1000
@@ -116,6 +118,10 @@ class OutOfTime(Error):
     """The time budget of the audit is used up."""
 
 
+class Inconclusive(Error):
+    """A check was done, but proves nothing."""
+
+
 class RolloutsFail(Error):
     """Every rollout failed."""
 
@@ -168,17 +174,19 @@ class Subject:
         train: bool = False,
         sampling_args: JsonMapping = MappingProxyType({}),
         is_recorded: bool = True,
+        max_turns: int = MAX_TURNS,
     ) -> Measured:
         """Run a policy, or a model, on the first examples.
 
         Args:
             count: Number of examples; all by default.
+            max_turns: Maximum turns of a rollout. A reply that breaks a grader does so in a few turns; long games are expensive.
         """
         remaining = self.remaining
         records: list[RolloutRecord] = []
         if callable(policy):
             policy = ScriptedClient(self._recorded(policy) if is_recorded else policy, name)
-        limits = Limits(max_turns=MAX_TURNS, timeout_seconds=ROLLOUT_SECONDS)
+        limits = Limits(max_turns=max_turns, timeout_seconds=ROLLOUT_SECONDS)
         try:
             async with asyncio.timeout(remaining):
                 await generate(

@@ -10,7 +10,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from rove.audit.acceptance import accept_findings, read_baseline_file
 from rove.audit.auditor import AuditOptions
+from rove.audit.card import card_markdown, check_train_folder, make_card
 from rove.audit.findings import Report, shortened
 from rove.audit.report import json_report, junit_report, markdown_report, sarif_report
 from rove.audit.subject import OUT_OF_TIME
@@ -34,6 +36,7 @@ MAX_SHOWN_CHARS = 300
 """Maximum characters of a prompt or completion on the screen."""
 SUFFIXES = (".md", ".json", ".sarif", ".xml")
 """Suffixes of report files."""
+CARD_SUFFIXES = (".md", ".json")
 
 
 def print_checks(console: Console) -> None:
@@ -49,10 +52,9 @@ def print_report(report: Report, console: Console) -> None:
     if report.findings:
         print_findings(report.findings, f"audit of {report.env}", console)
     else:
-        incomplete = ", but the time budget was used up" if OUT_OF_TIME in report.skipped.values() else ""
-        console.print(styled((report.env, "bold"), f": no findings{incomplete}"))
+        console.print(styled((report.env, "bold"), f": {report.without_findings}"))
     for finding in report.findings:
-        if finding.severity >= Severity.MEDIUM:
+        if finding.severity >= Severity.MEDIUM and not finding.accepted:
             console.print(f"\n{finding.id}", style="bold", soft_wrap=True)
             for name in ("prompt", "completion"):
                 text = shortened(" ".join(getattr(finding, name).split()), MAX_SHOWN_CHARS)
@@ -60,12 +62,17 @@ def print_report(report: Report, console: Console) -> None:
                     console.print(f"  {name}: {text}", markup=False, soft_wrap=True)
             console.print(f"  usual fix: {finding.remedy}", markup=False, soft_wrap=True)
             console.print(f"  repeat: {report.command(finding.id)}", markup=False, soft_wrap=True)
+    unmatched = [f"no finding matches this entry of the baseline file any more: {entry}" for entry in report.unmatched]
+    for text in [*report.known_defects, *unmatched]:
+        console.print(f"\n{text}", markup=False, soft_wrap=True)
     total = len(report.checks)
     done = f"{total - len(report.skipped)} of {counted(total, 'check')} done"
     console.print(f"\n{report.rollouts:,} rollouts, {report.cpu_seconds:g} CPU-s; {done}")
     for reason in dict.fromkeys(report.skipped.values()):
         names = ", ".join(name for name, other_reason in report.skipped.items() if other_reason == reason)
         console.print(f"  not done: {names} ({reason})", markup=False, soft_wrap=True)
+    for text in filter(None, (report.power, report.clean_checks)):
+        console.print(f"  {text}", markup=False, soft_wrap=True)
     if OUT_OF_TIME in report.skipped.values():
         default = AuditOptions().seconds
         console.print(f"  to give the checks more time: --seconds N (of wall time; default {default:g})")
@@ -85,6 +92,19 @@ def write(report: Report, output: str, fail_on: Severity) -> None:
     atomic_write(Path(output), content)
 
 
+def write_files(
+    report: Report, outputs: tuple[str, ...], fail_on: Severity, cards: tuple[str, ...], trained: str | None
+) -> None:
+    """Write a report and the environment's card to files; suffixes choose the formats."""
+    for file in outputs:
+        write(report, file, fail_on)
+    for file in map(Path, cards):
+        card = make_card(report, trained)
+        is_page = file.suffix == ".md"
+        content = card_markdown(card).encode() if is_page else msgspec.json.format(msgspec.json.encode(card), indent=1)
+        atomic_write(file, content)
+
+
 def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, console: Console) -> JsonObject | None:
     """Return the settings of the learner, and print its device; None without --learn."""
     if not learn:
@@ -95,12 +115,24 @@ def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, 
     return {"folder": folder, "seed": seed, "device": device or "auto"}
 
 
+def _check_comparison(env: str | None, learn: bool, baseline: str | None, card: tuple[str, ...]) -> None:
+    """Refuse arguments that do not go with --compare."""
+    if env is not None:
+        raise ConfigError(f"--compare OLD NEW takes no other environment; remove '{env}'")
+    if baseline is not None:
+        raise ConfigError(f"--compare reports what is new, whatever '{baseline}' accepts; remove --baseline")
+    if learn:
+        raise ConfigError("--compare trains no model: write two reports with --learn -o FILE.json, and compare these")
+    if card:
+        raise ConfigError("--card is for one environment; remove it or --compare")
+
+
 @click.command(
     epilog=examples(
         "rove audit tictactoe",
         "rove audit my_task --only blind-reply --only hedging",
         "rove audit my_task --learn                           # a tiny model looks for holes by RL",
-        "rove audit my_task -o audit.sarif --fail-on medium   # in CI",
+        "rove audit my_task -o audit.sarif                    # in CI",
         "rove audit --compare v1/my_task v2/my_task           # what a fix closed, and what it costs",
         "rove audit --list                                    # all checks",
     )
@@ -134,9 +166,25 @@ def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, 
 @click.option(
     "--fail-on",
     type=click.Choice(LEVELS),
-    default="high",
+    default=Severity.MEDIUM.value,
     show_default=True,
     help="Lowest severity of a finding that sets exit status 1.",
+)
+@click.option(
+    "--card",
+    multiple=True,
+    metavar="FILE",
+    help="Write a page about the environment for its README (.md) or for the hub (.json); repeatable.",
+)
+@click.option(
+    "--trained",
+    metavar="FOLDER",
+    help="Folder of a finished rove train, whose results the card shows.  [default: none]",
+)
+@click.option(
+    "--baseline",
+    metavar="FILE",
+    help="Accept the findings that a TOML file lists with reasons: they are shown, and set no exit status.",
 )
 @click.option(
     "--learn", is_flag=True, help="Train a tiny model with RL, and check whether its reward comes from doing the task."
@@ -169,6 +217,9 @@ def command(
     seed: int,
     output: tuple[str, ...],
     fail_on: str,
+    card: tuple[str, ...],
+    trained: str | None,
+    baseline: str | None,
     learn: bool,
     device: str | None,
     judge: str | None,
@@ -189,30 +240,31 @@ def command(
     settings = AuditOptions(num_examples=num_examples, only=only, skip=skip, seconds=seconds, seed=seed)
     args = json_object(env_args, "-a") or {}
     if compare:
-        if env is not None:
-            raise ConfigError(f"--compare OLD NEW takes no other environment; remove '{env}'")
-        if learn:
-            raise ConfigError(
-                "--compare trains no model: write two reports with --learn -o FILE.json, and compare these"
-            )
+        _check_comparison(env, learn, baseline, card)
         run = partial(run_audit, env_args=args, options=settings, reporter=ConsoleReporter(console), judge=judge)
         worst = compare_audits(compare, env_dir, run, console, output, as_json)
         ctx.exit(int(worst is not None and worst >= Severity(fail_on)))
     if env is None:
         raise ConfigError("no environment given: rove audit ENV")
+    if trained is not None and not card:
+        raise ConfigError(f"--trained {trained} is for a card: add --card FILE, or leave it out")
     if "learned-reward" in only and not learn:
         raise ConfigError("the check 'learned-reward' trains a model; add --learn")
     check_outputs(output, SUFFIXES)
+    check_outputs(card, CARD_SUFFIXES, "--card")
+    accepted = [] if baseline is None else read_baseline_file(baseline)
     env, env_dir = located(env, env_dir)
+    if trained is not None:
+        check_train_folder(trained, env)
     folder = run_folder(run_dir, env, "audit", identity={"env_args": args, "seed": seed})
     learner = _learner_settings(learn, device, folder, seed, console)
     report = run_audit(env, env_dir, args, settings, ConsoleReporter(console), learner, judge)
-    for file in output:
-        write(report, file, Severity(fail_on))
+    accept_findings(report, accepted)
+    write_files(report, output, Severity(fail_on), card, trained)
     if as_json:
         print_json(json_report(report))
     else:
         print_report(report, console)
         curves = [f"curves and transcripts of the learner: rove view {folder}"] if learn else []
         hint(console, "all checks: rove audit --list", *curves)
-    ctx.exit(int(report.worst >= Severity(fail_on) and bool(report.findings)))
+    ctx.exit(int(report.worst >= Severity(fail_on) and bool(report.open_findings)))

@@ -31,14 +31,14 @@ def print_warnings(console: Console, warnings: Iterable[str]) -> None:
         ConsoleReporter(console).warning(warning)
 
 
-def check_outputs(outputs: Iterable[str], suffixes: Sequence[str]) -> None:
+def check_outputs(outputs: Iterable[str], suffixes: Sequence[str], option: str = "-o") -> None:
     """Refuse output files that cannot be written, before any work is done."""
     for output in outputs:
         if Path(output).suffix not in suffixes:
             expected = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
-            raise ConfigError(f"-o {output}: expected a file name that ends in {expected}")
+            raise ConfigError(f"{option} {output}: expected a file name that ends in {expected}")
         if not Path(output).parent.is_dir():
-            raise ConfigError(f"-o {output}: the folder {Path(output).parent} does not exist")
+            raise ConfigError(f"{option} {output}: the folder {Path(output).parent} does not exist")
 
 
 def hint(console: Console, *lines: str) -> None:

@@ -28,5 +28,6 @@ def print_findings(findings: Sequence[Finding], title: str, console: Console) ->
     for finding in findings:
         severity = styled((MARKS.get(finding.severity, finding.severity.value), STYLES[finding.severity]))
         last = rate_text(finding) if has_rates else finding.remedy
-        table.add_row(severity, finding.id, finding.text, last)
+        text = f"{finding.text} (accepted: {finding.accepted})" if finding.accepted else finding.text
+        table.add_row(severity, finding.id, text, last)
     console.print(table)

@@ -97,6 +97,8 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     """Last message before the completion that shows the problem."""
     completion: str = ""
     """The response that shows the problem."""
+    accepted: str = ""
+    """The reason for which a baseline file accepts the finding; "" if none does."""
 
     def __post_init__(self) -> None:
         info = registry()[self.id]

@@ -1,74 +1,76 @@
-"""Warnings about known defects of other libraries' tasks.
-
-`known_defects.json` is written by `benchmarks/audit/survey.py`, which audits the tasks; the evidence is in
-benchmarks/reports/audit_report.md.
-`REPORTED` lists defects that an audit cannot detect, because the reference answers themselves are wrong.
-"""
+"""Warnings about known defects of other libraries' tasks; `known_defects.toml` lists them with their sources."""
 
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import warnings
 from pathlib import Path
 
 import msgspec
+from packaging.version import Version
 
-TABLE = Path(__file__).with_suffix(".json")
+TABLE = Path(__file__).with_suffix(".toml")
 SEED_OVERLAP = (
     "reasoning-gym seeds task i with seed + i: datasets whose seeds differ by less than their size share tasks. Choose seeds "
     "that are further apart, or use rove.ReasoningGymEnv, which does"
 )
 
 
-REPORTED: dict[str, dict[str, str]] = {
-    "reasoning-gym": {
-        "syllogism": (
-            "about one gold answer in ten is wrong: 'All A are B; some B are C; so some A are C' and 'All A are B; some B are "
-            "not C; so some A are not C' are marked as valid, which they are not (open-thought/reasoning-gym#536)"
-        ),
-    },
-    "textarena": {
-        "Bandit-v0": (
-            "the last choice is compared with the table of all buttons instead of the best button, so that it is never right, "
-            "and the regret of the choice is its reward, so that worse buttons earn more"
-        ),
-    },
-}
-"""Library → name of the task, or of the game without the suffix of a version → a public report of a defect, as a clause.
-
-The syllogisms were checked with every model of three classes (version 0.1.25: 48 of 400 rows), Bandit by reading its code
-(version 0.7.4)."""
+class KnownDefectWarning(UserWarning):
+    """A task of another library has a known defect."""
 
 
-class KnownDefects(msgspec.Struct, frozen=True):
-    """Known defects of a library's tasks."""
+class KnownDefect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A known defect of a library's task."""
 
+    library: str
+    """Name of the library's distribution."""
+    task: str
+    """Name of the task, or of the game without the suffix of a variant."""
     version: str
-    """Version of the library that was audited."""
-    defects: dict[str, list[str]]
-    """Name of the task → its defects, each as a clause."""
+    """Version of the library in which the defect was confirmed."""
+    source: str
+    """A public report, or the function that has the defect."""
+    text: str
+    """The defect, as a clause."""
+    fixed_in: str = ""
+    """First version without the defect; "" if there is none."""
+
+    def affects(self, library: str, name: str, version: str | None) -> bool:
+        """Return whether a task has the defect in a version of the library; None is an unknown version."""
+        # Variants of a game have its name as a prefix, such as Bandit-v0-raw.
+        is_task = library == self.library and (name == self.task or name.startswith(f"{self.task}-"))
+        is_fixed = bool(self.fixed_in) and version is not None and Version(version) >= Version(self.fixed_in)
+        return is_task and not is_fixed
 
 
 @functools.cache
-def known_defects() -> dict[str, KnownDefects]:
-    """Return library → its known defects."""
-    return msgspec.json.decode(TABLE.read_bytes(), type=dict[str, KnownDefects])
+def known_defects() -> list[KnownDefect]:
+    """Return all known defects."""
+    return msgspec.toml.decode(TABLE.read_bytes(), type=dict[str, list[KnownDefect]])["defect"]
+
+
+def installed_version(library: str) -> str | None:
+    """Return the version of a library; None if it is not installed here, but in the interpreter of its workers."""
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 @functools.cache
 def warn_of_known_defects(library: str, name: str) -> None:
-    """Warn, once per process, of the known defects of a library's task, audited or reported."""
-    audited = known_defects().get(library)
-    defects = audited.defects.get(name, []) if audited is not None else []
-    if audited is not None and defects:
-        clauses = "; ".join(defects)
-        report = "benchmarks/reports/audit_report.md"
-        text = f"{library}: '{name}' has known defects (version {audited.version}): {clauses}. See {report}"
-        warnings.warn(text, stacklevel=3)
-    for task, report in REPORTED.get(library, {}).items():
-        # Variants of a game have its name as a prefix, such as Bandit-v0-raw.
-        if name == task or name.startswith(f"{task}-"):
-            warnings.warn(f"{library}: '{name}' has a known defect: {report}. Use another task", stacklevel=3)
+    """Warn, once per process, of the known defects of a library's task in the installed version."""
+    version = installed_version(library)
+    for defect in known_defects():
+        if defect.affects(library, name, version):
+            warnings.warn(
+                f"{library}: '{name}' has a known defect (confirmed in version {defect.version}): {defect.text} "
+                f"({defect.source}). Use another task",
+                KnownDefectWarning,
+                stacklevel=3,
+            )
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from rove.audit.acceptance import accept_findings, read_baseline_file
 from rove.audit.auditor import AuditOptions, Learner, audit
 from rove.audit.findings import Report, selected
 from rove.audit.judge import JudgeModel
@@ -29,6 +30,7 @@ def audit_environment(
     device: str = "auto",
     judge: str | None = None,
     run_dir: str | Path | None = None,
+    baseline: str | Path | None = None,
     reporter: Reporter | None = None,
     **settings: object,
 ) -> Report:
@@ -46,20 +48,24 @@ def audit_environment(
         device: Device of the tiny model.
         judge: A model that also answers as the environment's judge.
         run_dir: Folder for the tiny model's runs. Default: a folder in runs/ for the environment and the seed.
+        baseline: File with accepted findings and the reasons, which `Report.worst` leaves out.
         reporter: Shows progress. Default: the console or the notebook.
         settings: Fields of `rove.audit.auditor.AuditOptions`, such as `seconds=60` or `only=["hedging"]`.
 
     Raises:
-        ConfigError: A setting is unknown or out of range, or there is no such environment.
+        ConfigError: A setting is unknown or out of range, or there is no such environment or baseline file.
     """
     options = settings_from(AuditOptions, None, settings)
+    accepted = [] if baseline is None else read_baseline_file(baseline)
     used = reporter or ConsoleReporter()
     learner = None
     if learn:
         folder = run_folder(run_dir, env, "audit", identity={"env_args": env_args or {}, "seed": options.seed})
         learner = {"folder": folder, "seed": options.seed, "device": device}
     name, folder_of_env = located(environment_name(env), None if env_dir is None else str(env_dir))
-    return outside_event_loop(lambda: run_audit(name, folder_of_env, env_args or {}, options, used, learner, judge))
+    report = outside_event_loop(lambda: run_audit(name, folder_of_env, env_args or {}, options, used, learner, judge))
+    accept_findings(report, accepted)
+    return report
 
 
 def located(name: str, env_dir: str | None) -> tuple[str, str | None]:

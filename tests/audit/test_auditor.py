@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,11 +17,13 @@ from commands import Rove, environment, in_this_process
 from tiers import first_quick
 
 from rove.audit.auditor import AuditOptions, audit
+from rove.audit.baseline import Baseline, visible_share
 from rove.audit.comparison import read_report
 from rove.audit.findings import Report
 from rove.audit.guard import ROVE, describe
 from rove.audit.judge import Judge, JudgeModel
 from rove.audit.report import json_report, junit_report, markdown_report, sarif_report
+from rove.audit.subject import Inconclusive, Subject
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
 from rove.core.findings import Finding, Severity
@@ -157,6 +160,17 @@ async def test_a_hang_in_any_check_is_a_finding(tmp_path: Path) -> None:
     assert "'retraction'" in finding.text and "maybe" in finding.completion
 
 
+async def test_a_check_that_proves_nothing_is_named_with_its_reason(tmp_path: Path) -> None:
+    async def collapsed(subject: Subject, base: Baseline, open_env: Any) -> AsyncIterator[Finding]:
+        raise Inconclusive("inconclusive: the model did not learn")
+        yield Finding("load", "never reached")
+
+    environment(tmp_path, "sums", SUMS.replace("GRADE", HONEST))
+    options = AuditOptions(num_examples=5, only=("learned-reward",))
+    report = await audit("sums", str(tmp_path), options=options, learner=collapsed)
+    assert str(report).endswith("not checked: learned-reward (inconclusive: the model did not learn)")
+
+
 @pytest.mark.broad
 async def test_a_time_budget_that_is_used_up_before_the_first_check_is_a_finding(tmp_path: Path) -> None:
     report = await audited(tmp_path, HONEST, AuditOptions(only=("hedging",), seconds=0.01))
@@ -230,6 +244,25 @@ REPORT = Report(
 )
 
 
+def test_no_findings_is_said_only_if_every_check_that_matters_was_done() -> None:
+    complete = Report(env="sums", checks=["blind-game", "hedging"], skipped={"blind-game": "only for several turns"})
+    assert str(complete).endswith("no findings") and "| no findings |" in markdown_report([complete])
+    reason = "the rows' own answers earn no more than wrong answers"
+    partial = Report(env="sums", checks=["hedging"], skipped={"hedging": reason}, visible_share=0.21)
+    said = f"no findings in the checks that were done; not checked: hedging ({reason})"
+    assert str(partial).endswith(said) and said in markdown_report([partial])
+    assert json_report(partial)["unchecked"] == {"hedging": reason}
+    assert "21% of the rows" in partial.power and complete.power == ""
+    seen = Report(env="sums", visible_shares={"execution": 0.632, "hedging": 0.8, "determinism": 0.139, "length": 0.8})
+    assert seen.clean_checks.endswith(" on: 14% (determinism), 63% (execution), 80% (hedging, length)")
+    assert complete.clean_checks == ""
+
+
+@pytest.mark.parametrize(("count", "share"), [(8, 0.667), (60, 0.211), (1000, 0.05)])
+def test_the_smallest_rate_that_the_examples_show(count: int, share: float) -> None:
+    assert visible_share(count) == pytest.approx(share, abs=0.001)
+
+
 def test_a_finding_has_a_command_that_repeats_its_check() -> None:
     assert REPORT.command("hedging") == "rove audit sums --only hedging"
     other_report = Report(env="my_task", env_args={"level": 3}, env_dir="v 1", num_examples=30, seed=2)
@@ -287,6 +320,15 @@ def test_the_command(rove: Rove) -> None:
     assert (wrong.status, "expected a file name that ends in .md, .json, .sarif or .xml" in wrong.err) == (2, True)
     missing = rove("audit", "sums", "-o", "nowhere/audit.md")
     assert (missing.status, "the folder nowhere does not exist" in missing.err) == (2, True)
+
+
+def test_a_finding_of_medium_severity_sets_the_exit_status(rove: Rove) -> None:
+    grade = f"paid = 0.3 * bool(text.strip()); {HONEST.replace('return', 'return paid + 0.7 *')}"
+    environment(Path("environments"), "mild", SUMS.replace("GRADE", grade))
+    options = ("audit", "mild", "--only", "blind-reply", "-n", "20", "-o", "audit.json")
+    assert rove(*options).status == 1
+    assert read_report("audit.json").worst is Severity.MEDIUM
+    assert rove(*options, "--fail-on", "high").status == 0
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tiers import each_row
 
-from rove.audit.data_checks import check_leaks, check_overlap, check_round_trip, check_same_rows, check_seed_shift
+from rove.audit.data_checks import (
+    check_contradictions,
+    check_leaks,
+    check_overlap,
+    check_round_trip,
+    check_same_rows,
+    check_seed_shift,
+)
+from rove.audit.rows import facts
 from rove.core.findings import Severity
 
 
@@ -34,6 +43,20 @@ def stories(first: int, count: int, town: int = 0) -> list[dict[str, Any]]:
     return [row(LONG.format(n, n * 7 % 101, town + n * 13 % 97, n * 31 % 89)) for n in range(first, first + count)]
 
 
+def choice(number: int, right: str, options: str = "red green blue teal") -> dict[str, Any]:
+    """Return a question with the options in this order."""
+    listed = [f"{letter}. {option}" for letter, option in zip("ABCD", options.split())]
+    text = "\n".join([f"Which color has thing {number}?", *listed])
+    return row(text, "ABCD"[options.split().index(right)])
+
+
+CHOICES = [choice(number, ("red", "blue")[number % 2]) for number in range(50)]
+REORDERED = [choice(number, ("red", "blue")[number % 2], "teal blue red green") for number in range(50)]
+OTHER_RIGHT = [choice(number, "green", "teal blue red green") for number in range(50)]
+PERMUTATIONS = [row(f"Sort 1 {n} 3 {900 - n} 5", f"1 3 5 {n} {900 - n}") for n in range(10, 110)]
+REVERSED = [row(f"Sort 5 {900 - n} 3 {n} 1", f"1 3 5 {n} {900 - n}") for n in range(10, 110)]
+
+
 @each_row(
     ("train", "evaluation", "severities"),
     [
@@ -46,6 +69,10 @@ def stories(first: int, count: int, town: int = 0) -> list[dict[str, Any]]:
         (games(0, 50), games(30, 50), [Severity.HIGH]),
         ([row("The same start.")] * 50, [row("The same start.")] * 50, []),  # rows do not differ at all
         (numbered(0, 100), numbered(0, 100, answer="other{}"), []),  # questions about a text that is not in the prompt
+        (CHOICES, REORDERED, [Severity.HIGH]),  # the same questions with their options in another order
+        (CHOICES, OTHER_RIGHT, []),  # another answer: the questions ask about something else
+        (PERMUTATIONS, REVERSED, []),  # the same numbers in another order are another problem
+        (games(0, 50), [row("The same start.", digest=f"other {n}") for n in range(50)], []),
         (stories(0, 100), stories(200, 100), []),
         (stories(0, 100), [row(story["text"] + " or so") for story in stories(0, 100)], [Severity.MEDIUM]),
     ],
@@ -67,9 +94,41 @@ def test_rows_from_one_template_are_named(is_template: bool) -> None:
     assert ("come from one template" in finding.text) == is_template
 
 
+def questions(wrong_rows: int, template: str = "Write the symbol of element{}.") -> list[dict[str, Any]]:
+    """Return two questions about each of 30 elements; some answers of the second ones are those of the next element."""
+    first = [row(f"What is the symbol of element{n}?", f"E{n}") for n in range(30)]
+    second = [row(template.format(n), f"E{n + 1 if n < wrong_rows else n}") for n in range(30)]
+    return [*first, *second]
+
+
+@each_row(
+    ("rows", "severities"),
+    [
+        (questions(0), []),
+        (questions(2), [Severity.MEDIUM]),
+        (questions(6), [Severity.HIGH]),
+        (questions(30, "What is the number of element{}?"), []),  # another property: all pairs differ
+        (numbered(0, 100), []),
+    ],
+)
+def test_rows_that_contradict_each_other(rows: Any, severities: list[Severity]) -> None:
+    assert [finding.severity for finding in check_contradictions(rows)] == severities
+
+
+def test_tuples_that_become_lists_are_of_low_severity() -> None:
+    [finding] = check_round_trip([row("x", changed=("info: tuples become lists",))])
+    assert finding.severity is Severity.LOW
+
+
 @pytest.mark.parametrize(
     ("other_rows", "is_found"),
-    [(numbered(1, 100), True), (numbered(500, 100), False), (numbered(0, 100), False), (numbered(0, 100)[::-1], False)],
+    [
+        (numbered(1, 100), True),
+        ([*numbered(1, 99), *numbered(0, 1)], True),  # the rows cover everything
+        (numbered(500, 100), False),
+        (numbered(0, 100), False),
+        (numbered(0, 100)[::-1], False),
+    ],
 )
 def test_seed_shift(other_rows: Any, is_found: bool) -> None:
     assert len(list(check_seed_shift(numbered(0, 100), other_rows))) == is_found
@@ -114,3 +173,18 @@ def test_round_trip() -> None:
 def test_leaks(template: str, answer: str, shown_text: str, is_found: bool) -> None:
     rows = numbered(100, 40, template, answer)
     assert [leak.severity for leak in check_leaks(rows, shown_text)] == [Severity.HIGH] * is_found
+
+
+def test_warnings_about_known_defects_are_facts_of_the_rows(tmp_path: Path) -> None:
+    program = """
+import warnings
+import rove as vf
+from rove.integrations.known_defects import KnownDefectWarning
+
+def load_environment():
+    warnings.warn("the library says something else")
+    warnings.warn("'syllogism' has a known defect", KnownDefectWarning)
+    return vf.SingleTurnEnv(dataset=[{"question": "1 + 1?", "answer": "2"}], rubric=vf.Rubric([]))
+"""
+    (tmp_path / "warned.py").write_text(program)
+    assert facts("warned", str(tmp_path), {})["known_defects"] == ["'syllogism' has a known defect"]

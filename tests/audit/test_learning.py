@@ -146,6 +146,34 @@ async def test_rl_goes_on_where_the_reward_has_risen_and_can_rise_further(
     assert learner._may_continue(Learned(untrained, trained, untrained, {})) == continues
 
 
+@pytest.mark.parametrize(
+    ("share_before", "share_after", "reason"),
+    [
+        (0.3, 0.7, ""),
+        (1, 1, ""),  # SFT has taught it everything
+        (0.3, 0, "from 0.300 to 0.000"),  # collapsed
+        (0.4, 0.4, "from 0.400 to 0.400"),
+        (0, 0.3, "'policy weak' earns 0.500"),  # it has risen, but not above the weak policy
+    ],
+)
+async def test_a_model_that_has_not_learned_proves_nothing(
+    share_before: float, share_after: float, reason: str, tmp_path: Path
+) -> None:
+    def right_share(share: float) -> Any:
+        return lambda messages, state, rng: state["answer"] if int(state["answer"]) % 10 < 10 * share else "no"
+
+    env = toy(exact, {"weak": right_share(0.5), "good": right_share(1)})
+    subject, base = await known(env)
+    untrained = await subject.measure("after SFT", right_share(share_before))
+    trained = await subject.measure("after RL", right_share(share_after))
+    learner = _Learner(
+        subject, base, lambda: env, LearnOptions(folder=tmp_path), lambda stage, done, total: None, 16, untrained
+    )
+    learner.phases.append(Learned(untrained, trained, untrained, {}))
+    assert (learner.not_learned() == "") is (reason == "")
+    assert reason in learner.not_learned()
+
+
 async def test_one_function_can_be_the_whole_reward() -> None:
     def short(completion: Any) -> float:
         return float(len(completion[-1].content) < 9)

@@ -64,7 +64,7 @@ def test_seeds_share_no_tasks_and_a_family_with_known_defects_warns() -> None:
     first, second = (Families("chain_sum", 40, 2, seed=seed).get_dataset() for seed in (1, 2))
     assert not {row["question"] for row in first} & {row["question"] for row in second}
     warn_of_known_defects.cache_clear()
-    with pytest.warns(UserWarning, match="'knights_knaves' has known defects"):
+    with pytest.warns(UserWarning, match="'knights_knaves' has a known defect"):
         Families("knights_knaves", 2, 2)
 
 

@@ -22,7 +22,7 @@ from rove.compat.verifiers.types import State
 from rove.integrations import require_library
 from rove.integrations.environments.open_env import Session
 from rove.integrations.environments.reasoning import ReasoningGymEnv as RoveReasoningGymEnv
-from rove.integrations.known_defects import warn_of_seed_overlap
+from rove.integrations.known_defects import warn_of_known_defects, warn_of_seed_overlap
 from rove.workers import Workers
 
 TEXT_ARENA_WORKER = Path(__file__).with_name("text_arena_worker.py")
@@ -73,6 +73,8 @@ class ReasoningGymEnv(SingleTurnEnv):
         if not isinstance(gym, str):
             specs = [spec if isinstance(spec, dict) else {"name": spec, "weight": 1.0, "config": {}} for spec in gym]
             family = {"family": "composite", "config": {"datasets": specs}}
+            for spec in specs:
+                warn_of_known_defects("reasoning-gym", spec["name"])
         self._tasks = RoveReasoningGymEnv(family["family"], config=family["config"])
         self._infos: list[dict[str, Any]] = []
         rows: list[dict[str, Any]] = []

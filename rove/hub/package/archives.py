@@ -16,6 +16,7 @@ import io
 import re
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from email.utils import getaddresses
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from packaging.metadata import Metadata, parse_email
 
+from rove.audit.card import CARD_FILE, Card, read_card
 from rove.core.errors import ConfigError, PackageError
 from rove.envs.loading import ENTRY_POINT_GROUP
 from rove.hub.package import limits
@@ -32,6 +34,8 @@ from rove.hub.package.signing import check_signature
 from rove.hub.package.unpacking import Members, tar_members, zip_members
 
 LOAD = "load_environment"
+MAX_CARD_BYTES = 500_000
+"""Maximum size of an environment's card."""
 
 _COMPILED = re.compile(r"\.(so|pyd|dll|dylib|pyc|pyo)(\.[0-9]+)*\Z", re.IGNORECASE)
 """Pattern of the suffixes of compiled code; a shared library's version may follow."""
@@ -266,6 +270,15 @@ def check_wheel(file: Path, name: str | None = None) -> Wheel:
         sha256=sha256,
         size=size,
     )
+
+
+def card_of_wheel(file: Path) -> Card | None:
+    """Return the card in a checked wheel; None if there is none, or one that this version of rove cannot read."""
+    with zipfile.ZipFile(file) as archive:
+        names = [name for name in archive.namelist() if name.rpartition("/")[2] == CARD_FILE]
+        if not names or archive.getinfo(names[0]).file_size > MAX_CARD_BYTES:
+            return None
+        return read_card(archive.read(names[0]))
 
 
 def check_source(file: Path, name: str | None = None) -> tuple[str, str]:

@@ -7,15 +7,14 @@ import sys
 from typing import Any
 
 from rove import Environment, ScriptedClient, compat, generate, load_environment
+from rove.audit.guard import record_contact
 from rove.integrations.verifiers_export import group_rewards_of
-
-LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "", None)
 
 
 def setup(folder: str, module: str, examples: int, seed: int) -> dict[str, Any]:
     """Load the environment, run its policies, and return the observed facts (see `Facts`)."""
     contacted: list[str] = []
-    sys.addaudithook(lambda event, args: _record_contact(contacted, event, args))
+    sys.addaudithook(lambda event, args: record_contact(contacted, event, args))
     compat.install_fallback()
     env = load_environment(module, folder)
     scores = asyncio.run(_run_policies(env, examples, seed))
@@ -52,11 +51,3 @@ async def _run_policies(env: Environment, examples: int, seed: int) -> dict[str,
                 await part.connect()
         await env.tear_down()
     return scores
-
-
-def _record_contact(contacted: list[str], event: str, args: tuple[object, ...]) -> None:
-    """Record the address of a connection to another machine."""
-    if event == "socket.getaddrinfo" and args[0] not in LOCAL_HOSTS:
-        contacted.append(str(args[0]))
-    elif event == "socket.connect" and isinstance(args[1], tuple) and args[1][0] not in LOCAL_HOSTS:
-        contacted.append(str(args[1][0]))

@@ -10,13 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 from hub_site import EVIL, HOSTILE, QUIET, README, made_hub, push, rollout
-from hubs import hub
+from hubs import add, hub
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import first_quick
 from yarl import URL
 
+from rove.audit.card import CARD_FILE, Card
 from rove.core.errors import RejectedError
+from rove.core.findings import Finding
 from rove.hub.server import catalogue
 from rove.hub.server.catalogue import Query
 from rove.hub.server.pages.html import MAX_README_CHARS, POLICY, readme_html
@@ -402,3 +404,19 @@ async def test_redirects_stay_on_the_hub(tmp_path: Path):
 
 def test_the_page_size_is_within_the_search_limit():
     assert PAGE_SIZE <= catalogue.MAX_SEARCH_RESULTS
+
+
+def test_the_page_shows_the_card_in_the_package(tmp_path: Path):
+    finding = Finding(id="length", text="long replies <script>alert(1)</script> earn more")
+    card = Card(environment="my_sums#1", date="2026-11-29", rove_version="0.1.0", checks_done=3, findings=[finding])
+    store = Store(tmp_path / "hub")
+    store.add_owner("acme")
+    for name, content in (("my-sums", msgspec.json.encode(card)), ("other", b"{}")):
+        add(store, name=name, more={CARD_FILE: content})
+    site = Site(store, "our hub")
+    page = Elements(site.environment("acme", "my-sums"))
+    other_page = Elements(site.environment("acme", "other"))
+    store.close()
+    assert "which acme wrote" in page.text and "deterministic rewards" in page.text
+    assert "<script>alert(1)</script>" in page.text  # as text, not as an element
+    assert "deterministic rewards" not in other_page.text

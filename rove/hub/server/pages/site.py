@@ -8,9 +8,10 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from rove.audit.card import Card, card_markdown
 from rove.core.errors import RejectedError
 from rove.core.plain import JsonMapping
-from rove.hub.package.archives import README
+from rove.hub.package.archives import README, card_of_wheel
 from rove.hub.package.manifest import Manifest, read_manifest
 from rove.hub.server import catalogue
 from rove.hub.server.catalogue import ARCHIVES, Query, StoredRelease
@@ -48,6 +49,8 @@ class EnvironmentPage(NamedTuple):
     """All versions, the newest last."""
     rows: Sequence[Row]
     """Rows of the leaderboard, newest version first."""
+    card: Card | None
+    """The card that the package contains."""
 
     @property
     def release(self) -> StoredRelease:
@@ -60,7 +63,7 @@ def environment_page(hub: str, page: EnvironmentPage, leaf: str) -> bytes:
     location, listed = PageLocation(2, leaf), page.listed
     owner, name = listed["owner"], listed["name"]
     title = link(location.front(owner=owner), text(owner)) + "/" + text(name)
-    main = [*_readme(page, location), *_results(page), *_versions(page, location)]
+    main = [*_readme(page, location), *_card(page), *_results(page), *_versions(page, location)]
     install = tag("section", "\n".join(_install(owner, name)), "install")
     manifest = tag("section", "\n".join(_manifest(page.manifest)), "manifest")
     body = [
@@ -88,6 +91,12 @@ def _readme(page: EnvironmentPage, location: PageLocation) -> Iterator[str]:
     if len(page.readme) > MAX_README_CHARS:
         address = location.file(page.listed["owner"], page.listed["name"], page.listed["version"], "README.md")
         yield tag("p", "Truncated. " + link(address, "Read the whole README"), "note")
+
+
+def _card(page: EnvironmentPage) -> Iterator[str]:
+    if page.card is not None:
+        yield tag("p", f"The package contains the following card, which {text(page.listed['owner'])} wrote.", "note")
+        yield tag("div", readme_html(card_markdown(page.card)), "readme")
 
 
 def _results(page: EnvironmentPage) -> Iterator[str]:
@@ -309,15 +318,17 @@ class Site:
         folder = self.store.files / owner / name
         version_folder = folder / listed["version"]
         readme = version_folder / README
+        release_manifest = read_manifest((version_folder / "manifest.json").read_bytes())
         rows: list[Row] = []
         for release in reversed(releases):
             rows += self.rows(owner, name, release.version, reader)
         entry = EnvironmentPage(
             listed,
-            read_manifest((version_folder / "manifest.json").read_bytes()),
+            release_manifest,
             readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else "",
             releases,
             rows,
+            card_of_wheel(version_folder / release_manifest.wheel.filename),
         )
         return environment_page(self.hub, entry, self.leaf)
 

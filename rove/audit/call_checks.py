@@ -1,0 +1,217 @@
+"""Calls that the task needs: the calls of a good policy, with one left out, in another order, or with values of another row."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from itertools import permutations
+from typing import NamedTuple
+
+from rove.audit.baseline import MIN_PAIRS, Baseline, is_higher
+from rove.audit.replies import last_message
+from rove.audit.reward_checks import HIGH_SHARE, TIED_SHARE
+from rove.audit.subject import TRIED_EXAMPLES, Measured, Policy, Subject, evidence, highest, reward_of
+from rove.audit.tool_checks import calling_policy, with_values
+from rove.audit.traces import (
+    Moves,
+    calls_of,
+    moves_by_row,
+    replayed,
+    tools_called,
+    with_argument,
+    with_calls_reversed,
+    without_calls,
+)
+from rove.core.findings import Finding, Severity
+from rove.core.messages import AssistantMessage, Message, Messages, text_of
+from rove.core.state import State, bookkeeping
+from rove.envs.tool import example_call
+
+MAX_TOOLS, MAX_ARGUMENTS = 4, 6
+"""Maximum number of tools whose calls are left out, and of arguments that are changed."""
+SEQUENCE_TOOLS, SEQUENCE_LENGTH, SEQUENCE_TURNS = 3, 3, 6
+"""Number of tools from which sequences of calls are formed, maximum length of a sequence, and turns in which it is repeated."""
+REQUIRED = re.compile(
+    r"\b(must|always|required?|needs? to|have to|make sure|be sure|only after|before|first)\b", re.IGNORECASE
+)
+"""Words of a sentence that asks for something."""
+ORDER = re.compile(r"\b(before|first|after|then|until)\b", re.IGNORECASE)
+MIN_VERB = 4
+"""Minimum length of the first word of a tool's name, such as "verify", by which a sentence may name the tool."""
+
+
+class Change(NamedTuple):
+    """A change of a policy's calls."""
+
+    name: str
+    choose: Callable[[int], Moves]
+    """Position of a row → its changed moves."""
+    severity: Severity
+    """Severity of a finding if the change costs nothing."""
+    argument_of: str = ""
+    """The tool whose argument is changed."""
+
+
+async def check_needed_calls(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if the reward is equal without a call that the task needs, in the wrong order, or with wrong values."""
+    best = calling_policy(base)
+    if best is None or base.share_of_task(best.mean) < HIGH_SHARE:
+        return
+    moves = moves_by_row(best)
+    no_calls = await subject.measure(f"the {best.name} without its calls", replayed(without_calls(moves)))
+    # A scripted policy knows the answer: calls that only inform cost nothing to leave out.
+    if base.share_of_task(no_calls.mean) >= HIGH_SHARE * base.share_of_task(best.mean):
+        return
+    costless: list[tuple[Measured, Change]] = []
+    for change in [*_changes(base, moves), *_changed_arguments(moves, subject)]:
+        # The values of a call that is not needed do not matter either.
+        if change.argument_of and f"without any call of {change.argument_of}" in [other.name for _, other in costless]:
+            continue
+        name = f"the {best.name} {change.name}"
+        tried = _changed_rows(await subject.measure(name, replayed(change.choose), TRIED_EXAMPLES), change, moves)
+        if not _costs_nothing(tried, best):
+            continue
+        measured = _changed_rows(await subject.measure(name, replayed(change.choose)), change, moves)
+        if _costs_nothing(measured, best) and is_higher(measured, no_calls, base.full - base.nothing):
+            costless.append((measured, change))
+    if costless:
+        measured, change = max(costless, key=lambda pair: pair[1].severity)
+        others = [other.name for _, other in costless if other is not change and other.severity == change.severity]
+        also = f"; also {', '.join(others[:3])}" if others else ""
+        yield measured.finding(
+            "needed-calls",
+            f"the {best.name} {change.name} earns {measured.mean:.3f}, and {best.mean:.3f} as it is{also}",
+            change.severity,
+            floor=no_calls.mean,
+        )
+
+
+def _changes(base: Baseline, moves: Mapping[int, Moves]) -> list[Change]:
+    tools = tools_called(moves)[:MAX_TOOLS]
+    sentences = _sentences(base)
+    changes: list[Change] = []
+    for tool in tools:
+        # Without a sentence that asks for the call, it may only inform.
+        severity = Severity.MEDIUM if _is_named(tool, sentences, REQUIRED) else Severity.LOW
+        changes.append(Change(f"without a call of {tool}", without_calls(moves, tool, limit=1), severity))
+        changes.append(Change(f"without any call of {tool}", without_calls(moves, tool), severity))
+        if len(tools) > 2:
+            others = [name for name in tools if name != tool]
+            is_asked = any(_is_named(name, sentences, REQUIRED) for name in others)
+            severity = Severity.MEDIUM if is_asked else Severity.LOW
+            changes.append(Change(f"with calls of {tool} only", without_calls(moves, *others), severity))
+    if len(tools) > 1 and any(_is_named(tool, sentences, ORDER) for tool in tools):
+        changes.append(Change("with its calls in the other order", with_calls_reversed(moves), Severity.MEDIUM))
+    return changes
+
+
+def _changed_arguments(moves: Mapping[int, Moves], subject: Subject) -> list[Change]:
+    """Return changes that give an argument the value of another row, for arguments whose values are names or numbers."""
+    values: dict[tuple[str, str], dict[int, object]] = {}
+    for row, row_moves in moves.items():
+        for call in [call for move in row_moves for call in calls_of(move)]:
+            arguments = json.loads(call["function"]["arguments"] or "{}")
+            for argument, value in arguments.items():
+                values.setdefault((call["function"]["name"], argument), {}).setdefault(row, value)
+    prompts = [str(row["prompt"]) for row in subject.rows]
+    changes: list[Change] = []
+    for (tool, argument), by_row in values.items():
+        named = {row: value for row, value in by_row.items() if re.fullmatch(r"[\w.#-]+", str(value))}
+        # A value that is the same in most rows may be a constant, and a text in free words may be anything.
+        if len({str(value) for value in named.values()}) <= len(moves) / 2:
+            continue
+        num_shown = sum(row < len(prompts) and str(value) in prompts[row] for row, value in named.items())
+        severity = Severity.HIGH if num_shown > len(named) / 2 else Severity.MEDIUM
+        choose = with_argument(moves, tool, argument, named)
+        name = f"with another row's {argument} in the calls of {tool}"
+        changes.append(Change(name, choose, severity, argument_of=tool))
+    return changes[:MAX_ARGUMENTS]
+
+
+def _changed_rows(measured: Measured, change: Change, moves: Mapping[int, Moves]) -> Measured:
+    """Return the rollouts of the rows whose moves the change concerns."""
+    records = [record for record in measured.scored if change.choose(record.example_id) != moves.get(record.example_id)]
+    return Measured(measured.name, records)
+
+
+def _costs_nothing(measured: Measured, best: Measured) -> bool:
+    rewards = {record.example_id: reward_of(record) for record in best.scored}
+    paid = [record for record in measured.scored if rewards.get(record.example_id, 0.0) > 0]
+    num_equal = sum(reward_of(record) >= rewards[record.example_id] - 1e-6 for record in paid)
+    return len(paid) >= MIN_PAIRS and num_equal >= TIED_SHARE * len(measured.scored)
+
+
+def _sentences(base: Baseline) -> list[str]:
+    """Return the sentences of prompts and of the descriptions of tools."""
+    texts = list(base.prompts)
+    record = next((record for record in base.idle.records if record.tools), None)
+    if record is not None:
+        texts += [text_of(message) for message in record.prompt if message["role"] == "system"]
+        texts += [str(tool["function"].get("description") or "") for tool in record.tools or []]
+    return re.split(r"[.!?](?:\s|$)|\n", "\n".join(dict.fromkeys(texts)))
+
+
+def _is_named(tool: str, sentences: Sequence[str], words: re.Pattern[str]) -> bool:
+    """Return whether a sentence with such words names a tool, by its name or by the verb of its name."""
+    verb = tool.partition("_")[0].casefold()
+    names = [tool.casefold(), tool.replace("_", " ").casefold()]
+    names += [verb] if len(verb) >= MIN_VERB else []
+    asking = [sentence.casefold() for sentence in sentences if words.search(sentence)]
+    return any(name in sentence for name in names for sentence in asking)
+
+
+async def check_row_values(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if a fixed sequence of calls with the values of another row's prompt earns a reward."""
+    record = next((record for record in base.idle.records if record.tools), None)
+    prompts = [_shown_text(row["prompt"]) for row in subject.rows]
+    if record is None or len(set(prompts)) < MIN_PAIRS:
+        return
+    tools = [tool["function"]["name"] for tool in (record.tools or [])[:SEQUENCE_TOOLS]]
+    sequences = [names for length in range(1, SEQUENCE_LENGTH + 1) for names in permutations(tools, length)]
+    half = len(prompts) // 2
+    tried: list[tuple[Measured, Policy]] = []
+    for names in sequences:
+        policy = _sequence(names, [*prompts[half:], *prompts[:half]])
+        label = f"calls of {', '.join(names)} with another row's values"
+        tried.append((await subject.measure(label, policy, TRIED_EXAMPLES), policy))
+    first, policy = max(tried, key=lambda pair: pair[0].mean)
+    expected = max(base.chance, base.share_of_task(max(base.idle.mean, base.floor.mean)))
+    if expected >= 1 or base.share_of_task(first.mean, expected) < HIGH_SHARE:
+        return
+    measured = await subject.measure(first.name, policy)
+    is_paid = base.share_of_task(measured.mean, expected) >= HIGH_SHARE
+    if is_paid and is_higher(measured, highest([base.idle, base.floor]), base.full - base.nothing):
+        prompt, completion = evidence(max(measured.scored, key=reward_of))
+        yield Finding(
+            "blind-game",
+            f"{measured.name} earn {measured.mean:.3f}, without looking at the row or at any result; the best policy or a full "
+            f"reward is {base.full:.3f}",
+            Severity.HIGH,
+            rate=measured.interval,
+            floor=base.idle.mean,
+            prompt=prompt,
+            completion=completion,
+        )
+
+
+def _shown_text(prompt: str | Messages) -> str:
+    return prompt if isinstance(prompt, str) else last_message(prompt)
+
+
+def _sequence(names: Sequence[str], prompts: Sequence[str]) -> Policy:
+    """Return a policy that calls tools in a fixed order with values of the texts in `prompts`, one text per row."""
+
+    def policy(messages: Messages, state: State, rng: random.Random) -> str | Message:
+        turn = len(bookkeeping(state).trajectory)
+        if turn >= max(SEQUENCE_TURNS, len(names)):
+            return ""
+        by_name = {tool["function"]["name"]: tool for tool in bookkeeping(state).tools or []}
+        tool = by_name.get(names[turn % len(names)])
+        if tool is None:
+            return ""
+        call = with_values(example_call(tool, f"call_{turn}"), prompts[int(state["example_id"]) % len(prompts)])
+        return AssistantMessage(None, tool_calls=[call])
+
+    return policy

@@ -1,0 +1,199 @@
+"""The order of rewards: own answer ≥ good policy ≥ weak policy ≥ doing nothing; a right answer in another form is right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from fractions import Fraction
+
+from rove.audit.baseline import Baseline, is_higher
+from rove.audit.replies import from_answer
+from rove.audit.reward_checks import HIGH_SHARE, PAID_SHARE, can_compare_variants
+from rove.audit.subject import Measured, Subject, highest, reward_of
+from rove.core.findings import Finding, Severity
+from rove.core.messages import text_of
+from rove.core.records import RolloutRecord
+
+MIN_FORMS = 5
+"""Minimum number of rows whose answer can be written in another form."""
+REFUSED_SHARE = 0.5
+"""A form is refused if it earns less than this share of the reward of the row's own answer."""
+
+
+async def check_order(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield findings about doing nothing, and about scripted policies that the grader rejects."""
+    if base.honest:
+        finding = _idle_above_best(base) or _idle_above_weak(base)
+        if finding is not None:
+            yield finding
+    elif base.is_multi_turn and base.share_of_task(base.idle.mean) >= HIGH_SHARE:
+        text = f"'{base.idle.name}' earns {base.idle.mean:.3f}; a full reward is {base.full:.3f}"
+        yield base.idle.finding("reward-order", text, Severity.HIGH, floor=base.nothing)
+    rejected = _rejected_policy(base)
+    if rejected is not None:
+        yield rejected
+
+
+def _idle_above_best(base: Baseline) -> Finding | None:
+    best = highest(base.honest)
+    if base.right_answer is not None and base.right_answer.mean > best.mean:
+        best = base.right_answer
+    if base.idle.mean < best.mean:
+        return None
+    if not any(policy.mean != base.idle.mean for policy in base.honest):  # all rewards are equal, or no rollout is paid
+        return None
+    text = f"'{base.idle.name}' earns {base.idle.mean:.3f}, and the best policy, '{best.name}', {best.mean:.3f}"
+    return base.idle.finding("reward-order", text, Severity.HIGH, floor=best.mean)
+
+
+def _idle_above_weak(base: Baseline) -> Finding | None:
+    """Return a finding if doing nothing earns a reward, and no less than a policy that acts."""
+    weak = min(base.honest, key=lambda policy: policy.mean)
+    if len(base.honest) < 2 or base.idle.mean < weak.mean:
+        return None
+    share = base.share_of_task(base.idle.mean)
+    if share < PAID_SHARE:
+        # Punished mistakes put a weak policy below doing nothing, which is a usual design.
+        return None
+    text = (
+        f"'{base.idle.name}' earns {base.idle.mean:.3f}, and '{weak.name}', which acts, {weak.mean:.3f}; the best "
+        f"policy or a right answer earns {base.full:.3f}"
+    )
+    severity = Severity.HIGH if share >= HIGH_SHARE else Severity.MEDIUM
+    return base.idle.finding("reward-order", text, severity, floor=weak.mean)
+
+
+def _rejected_policy(base: Baseline) -> Finding | None:
+    """Return a finding if the best scripted policy gives many rows' own answers and is not paid for them."""
+    own_answer = base.own_answer
+    if not base.honest or own_answer is None or not can_compare_variants(base):
+        return None
+    best = highest(base.honest)
+    if not is_higher(own_answer, best, base.full - base.nothing):
+        return None
+    own_rewards = {record.example_key: reward_of(record) for record in own_answer.scored}
+    rejected: list[RolloutRecord] = []
+    for record in best.scored:
+        own_reward = own_rewards.get(record.example_key, 0.0)
+        if reward_of(record) < REFUSED_SHARE * own_reward and _gives(record):
+            rejected.append(record)
+    share = len(rejected) / len(best.scored)
+    if share < PAID_SHARE:
+        return None
+    return Measured(best.name, rejected).finding(
+        "reward-order",
+        f"the best policy, '{best.name}', earns {best.mean:.3f}, and the rows' own answers {own_answer.mean:.3f}; in "
+        f"{share:.0%} of the rows, its reply contains the row's answer and is rejected",
+        Severity.HIGH if share >= HIGH_SHARE else Severity.MEDIUM,
+        floor=own_answer.mean,
+    )
+
+
+def _gives(record: RolloutRecord) -> bool:
+    """Return whether the last reply of a rollout contains the row's answer as a word, and no other number if it is a number."""
+    if not record.completion or record.completion[-1]["role"] != "assistant" or not record.answer:
+        return False
+    text, answer = text_of(record.completion[-1]).casefold(), record.answer.casefold()
+    if re.fullmatch(r"-?\d+(\.\d+)?", answer):
+        return {number.rstrip(".") for number in re.findall(r"-?\d[\d.]*", text)} == {answer}
+    return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
+
+
+FRACTION = re.compile(r"(-?)\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
+Rewrite = Callable[[str], str]
+"""Function that writes an answer in another form; "" if it has none."""
+
+
+def _plain_fraction(answer: str) -> str:
+    match = FRACTION.fullmatch(answer.strip("$ "))
+    return f"{match[1]}{match[2]}/{match[3]}" if match else ""
+
+
+def _decimal(answer: str) -> str:
+    match = FRACTION.fullmatch(answer.strip("$ "))
+    if not match:
+        return ""
+    value = Fraction(int(f"{match[1]}{match[2]}".replace("--", "")), int(match[3]))
+    text = f"{float(value):g}"
+    return text if Fraction(text) == value else ""
+
+
+def _without_latex(answer: str) -> str:
+    text = re.sub(r"\\(?:text|mathrm|mathbf)\{([^{}]*)\}", r"\1", answer.strip("$ "))
+    text = re.sub(r"\\[,;! ]|\\left|\\right|\\%", lambda match: "%" if match[0] == "\\%" else "", text)
+    return text.strip() if text.strip() != answer.strip() and "\\" not in text else ""
+
+
+def _without_thousands(answer: str) -> str:
+    return answer.replace(",", "") if re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d+)?", answer) else ""
+
+
+def _without_zeros(answer: str) -> str:
+    return re.sub(r"\.0+$", "", answer) if re.fullmatch(r"-?\d+\.0+", answer) else ""
+
+
+def _without_margin(answer: str) -> str:
+    text = answer.strip().rstrip(".")
+    return text if text != answer and text else ""
+
+
+REWRITES: dict[str, tuple[Rewrite, str]] = {
+    "as a plain fraction": (_plain_fraction, "frac"),
+    "as a decimal number": (_decimal, "frac"),
+    "without LaTeX": (_without_latex, "\\"),
+    "without thousands separators": (_without_thousands, ","),
+    "without zeros after the point": (_without_zeros, ".0"),
+    "without a period or white space at the end": (_without_margin, "\n\n\n"),
+}
+"""Name → function, and a text whose presence in the prompt means that the prompt asks for the form of the row's answer."""
+
+
+async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if right answers in another form are refused although no prompt asks for the form of the rows' answers.
+
+    Only forms are tried that are plainer than the row's answer: a grader may ask for a certain form, but a model cannot guess
+    LaTeX, separators or spaces that no prompt mentions.
+    """
+    own_answer = base.own_answer
+    if own_answer is None or not can_compare_variants(base):
+        return
+    own_rewards = {record.example_key: reward_of(record) for record in own_answer.scored}
+    worst: tuple[float, Measured, str] | None = None
+    for name, (rewrite, mark) in REWRITES.items():
+        num_rewritten = sum(bool(rewrite(str(answer))) for answer in subject.answers)
+        if num_rewritten < MIN_FORMS or any(mark in prompt for prompt in _instructions(base.prompts)):
+            continue
+        measured = await subject.measure(f"answer {name}", from_answer(_in_form(base, rewrite)))
+        changed = Measured(measured.name, [record for record in measured.scored if rewrite(record.answer)])
+        expected = sum(own_rewards.get(record.example_key, 0.0) for record in changed.scored)
+        refused = 1 - sum(changed.rewards) / expected if expected > 0 else 0.0
+        share_of_rows = len(changed.scored) / max(1, len(measured.scored))
+        if refused >= REFUSED_SHARE and (worst is None or share_of_rows > worst[0]):
+            worst = (share_of_rows, changed, name)
+    if worst is None:
+        return
+    share, changed, name = worst
+    record = changed.records[0]
+    yield Finding(
+        id="own-answer",
+        severity=Severity.HIGH if share > PAID_SHARE else Severity.MEDIUM,
+        text=(
+            f"right answers are refused {name}, although the prompt does not ask for the form of the rows' answers, such as "
+            f"{record.answer!r}: they earn {changed.mean:.3f}"
+        ),
+        cause="the grader compares texts where it should compare values",
+        remedy="compare values, or state the required form in the prompt",
+        rate=changed.interval,
+        floor=own_answer.mean,
+        prompt=changed.example()[0],
+        completion=text_of(record.completion[-1]) if record.completion else "",
+    )
+
+
+def _instructions(prompts: Sequence[str]) -> list[str]:
+    """Return the parts of prompts that state a form: all but the last line, which holds the question."""
+    return [prompt.rpartition("\n")[0] for prompt in prompts]
+
+
+def _in_form(base: Baseline, rewrite: Rewrite) -> Rewrite:
+    return lambda answer: base.form(rewrite(answer) or answer)

@@ -1,0 +1,234 @@
+"""Checks of tools: rewards for calls, wrong answers after the calls of a good policy, and answers in error messages."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from rove.audit.baseline import Baseline, is_higher
+from rove.audit.findings import shortened
+from rove.audit.game_checks import contains_answer
+from rove.audit.replies import last_message, wrong
+from rove.audit.reward_checks import HIGH_SHARE, PAID_SHARE, can_compare_variants
+from rove.audit.subject import Measured, Policy, Subject, evidence, highest
+from rove.audit.traces import (
+    Moves,
+    calls_of,
+    changed_arguments,
+    moves_by_row,
+    only_calls,
+    repeated_call,
+    replayed,
+    tools_called,
+    with_repeated_calls,
+)
+from rove.core.findings import Finding, Severity
+from rove.core.messages import AssistantMessage, Message, Messages, text_of
+from rove.core.plain import JsonMapping, JsonObject
+from rove.core.state import State, bookkeeping
+from rove.envs.tool import example_call
+
+MAX_TOOLS = 3
+"""Maximum number of tools whose calls are repeated."""
+CALL_TURNS, CALLS_PER_TURN, COPIES = 6, 5, 3
+"""Turns with the same call, calls in one turn, and copies of each call of a good policy."""
+EXTRA_SHARE = 0.1
+"""It is a finding if superfluous calls of a good policy raise its reward by this share of the full reward."""
+LEAK_SHARE = 0.3
+"""Minimum share of rows whose answer is in an error message."""
+LEAK_EXAMPLES = 20
+ERROR = re.compile(
+    r"error|exception|invalid|unknown|no such|not found|there is no|does not|expected|cannot|fail|denied|missing|wrong",
+    re.IGNORECASE,
+)
+"""Words of a message about a call that failed."""
+
+
+def calling_policy(base: Baseline) -> Measured | None:
+    """Return the best scripted policy that calls tools; None if there is none."""
+    calling = [policy for policy in base.honest if tools_called(moves_by_row(policy))]
+    return highest(calling) if calling else None
+
+
+async def check_paid_calls(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if calls are paid whether or not they help."""
+    best = calling_policy(base)
+    moves = moves_by_row(best) if best is not None else _example_moves(base)
+    span = max(base.full - base.nothing, 1e-9)
+    # A tool that a good policy calls repeatedly with equal arguments may be meant to be repeated.
+    tools = [tool for tool in tools_called(moves) if not _repeats(moves, tool)]
+    paid: list[tuple[Measured, Measured]] = []
+    for tool in tools[:MAX_TOOLS]:
+        once = await subject.measure(f"one call of {tool}", replayed(repeated_call(moves, tool, 1)))
+        turns = repeated_call(moves, tool, CALL_TURNS)
+        steady = await subject.measure(f"{CALL_TURNS} turns with a call of {tool}", replayed(turns))
+        at_once = repeated_call(moves, tool, 1, CALLS_PER_TURN)
+        burst = await subject.measure(f"{CALLS_PER_TURN} calls of {tool} in a turn", replayed(at_once))
+        repeated = highest([steady, burst])
+        if is_higher(repeated, once, span) and repeated.mean - once.mean >= PAID_SHARE * span:
+            paid.append((repeated, once))
+    if best is not None and tools:
+        policy = _with_last_reply(moves, COPIES)
+        extra = await subject.measure(f"the {best.name} with each call {COPIES} times", policy)
+        if is_higher(extra, best, span) and extra.mean - best.mean >= EXTRA_SHARE * span:
+            paid.append((extra, best))
+    if paid:
+        worst, reference = max(paid, key=lambda pair: pair[0].mean - pair[1].mean)
+        is_severe = worst.mean - reference.mean >= HIGH_SHARE * span or worst.mean >= base.full
+        yield worst.finding(
+            "paid-calls",
+            f"'{worst.name}' earns {worst.mean:.3f}, '{reference.name}' {reference.mean:.3f}; the best policy or a right answer "
+            f"earns {base.full:.3f}",
+            Severity.HIGH if is_severe else Severity.MEDIUM,
+            floor=reference.mean,
+        )
+
+
+def _with_last_reply(moves: Mapping[int, Moves], copies: int) -> Policy:
+    return replayed(with_repeated_calls(moves, copies))
+
+
+def _repeats(moves: Mapping[int, Moves], tool: str) -> bool:
+    """Return whether a rollout has two equal calls of a tool."""
+    for row_moves in moves.values():
+        functions = [call["function"] for move in row_moves for call in calls_of(move)]
+        counts = Counter(function["arguments"] for function in functions if function["name"] == tool)
+        if counts and max(counts.values()) > 1:
+            return True
+    return False
+
+
+def _example_moves(base: Baseline) -> dict[int, Moves]:
+    """Return a call of each tool for each row, with values that fit the schemas."""
+    record = next(record for record in base.idle.records if record.tools)
+    moves: Moves = []
+    for tool in record.tools or []:
+        moves.append(AssistantMessage(None, tool_calls=[example_call(tool, "call")]))
+    return {record.example_id: moves for record in base.idle.records}
+
+
+async def check_wrong_answers_after_calls(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if a wrong answer earns a reward after the calls of a good policy.
+
+    The usual cause is a grader that searches the whole transcript, with the messages of the tools.
+    """
+    best = calling_policy(base)
+    # Without calls, right answers must be paid: else the reward may depend on what the calls have changed.
+    if best is None or not subject.answers or not can_compare_variants(base):
+        return
+    chosen = only_calls(moves_by_row(best))
+
+    def wrong_answer(state: State) -> str:
+        rng = random.Random(int(state["example_id"]))  # rollouts run concurrently, in no fixed order
+        return base.form(wrong(str(state.get("answer")), subject.answers, rng))
+
+    endings: dict[str, Callable[[State], str]] = {"ok": lambda state: "ok", "a wrong answer": wrong_answer}
+    for name, ending in endings.items():
+        measured = await subject.measure(f"the calls of the {best.name}, then {name}", replayed(chosen, ending))
+        if base.share_of_task(measured.mean) >= HIGH_SHARE and is_higher(measured, base.idle, base.full - base.nothing):
+            yield measured.finding(
+                "paid-calls",
+                f"'{measured.name}' earns {measured.mean:.3f}; the {best.name} earns {best.mean:.3f} with its own answers",
+                Severity.HIGH,
+                floor=base.idle.mean,
+            )
+            return
+
+
+async def check_error_leaks(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if messages about calls that failed contain the row's answer."""
+    if not subject.answers:
+        return
+    best = calling_policy(base)
+    moves = moves_by_row(best) if best is not None else {}
+    policies: dict[str, Policy] = {"calls with values of the row": _calls_with_row_values}
+    if moves:
+        policies["calls with wrong arguments"] = replayed(lambda row: _changed_calls(moves.get(row, [])))
+    for name, policy in policies.items():
+        measured = await subject.measure(name, policy, LEAK_EXAMPLES)
+        leaking = [record for record in measured.records if contains_answer(_errors(record.completion), record.answer)]
+        # Answers of other rows show how often an error message contains an answer by chance.
+        num_by_chance = 0
+        neighbors = [*measured.records[1:], *measured.records[:1]]
+        for record, neighbor in zip(measured.records, neighbors, strict=True):
+            if neighbor.answer != record.answer:
+                num_by_chance += contains_answer(_errors(record.completion), neighbor.answer)
+        if measured.records and len(leaking) - num_by_chance > LEAK_SHARE * len(measured.records):
+            prompt, completion = evidence(leaking[0])
+            share = len(leaking) / len(measured.records)
+            yield Finding(
+                id="answer-leak",
+                text=f"after {name}, error messages contain the answer in {share:.0%} of the rollouts",
+                rate=(share, share, share),
+                floor=num_by_chance / len(measured.records),
+                prompt=prompt,
+                completion=shortened(completion, 800),
+            )
+            return
+
+
+def _errors(completion: list[Any]) -> list[Any]:
+    """Return the messages about calls that failed."""
+    messages = [message for message in completion if message["role"] != "assistant"]
+    return [message for message in messages if ERROR.search(text_of(message))]
+
+
+def _changed_calls(moves: Moves) -> Moves:
+    """Return the calls of a rollout with wrong arguments: each once with a changed value, and once without any."""
+    changed: Moves = []
+    for move in moves:
+        for call in calls_of(move)[:1]:
+            without = {**call, "function": {**call["function"], "arguments": "{}"}}
+            for variant in (changed_arguments(call, _wrong_value), without):
+                changed.append(AssistantMessage(None, tool_calls=[variant]))
+    return changed[: 2 * CALL_TURNS]
+
+
+def _wrong_value(value: Any) -> Any:
+    if isinstance(value, str):
+        return f"{value}9"
+    return value + 1 if type(value) in (int, float) else value
+
+
+def _calls_with_row_values(messages: Messages, state: State, rng: random.Random) -> str | Message:
+    """Call each tool once, with words and numbers of the prompt as its arguments, then give no answer."""
+    tools = bookkeeping(state).tools or []
+    turn = len(bookkeeping(state).trajectory)
+    if turn >= min(2 * CALL_TURNS, len(tools)):
+        return "ok"
+    prompt = last_message(list(state["prompt"])) if not isinstance(state["prompt"], str) else state["prompt"]
+    call = with_values(example_call(tools[turn], f"call_{turn}"), prompt)
+    return AssistantMessage(None, tool_calls=[call])
+
+
+def with_values(call: JsonObject, prompt: str) -> JsonObject:
+    """Fill the arguments of a call with the names and numbers that a prompt is about, in their order."""
+    names = re.findall(r"\b(?=\w*\d)(?=\w*[A-Za-z])[\w-]+\b", prompt) or re.findall(r"\b[A-Z]\w+", prompt)[1:]
+    numbers = re.findall(r"\b\d+\b", prompt) or re.findall(r"\d+", prompt)
+    words = iter(names or numbers)
+    amounts = iter(numbers)
+    arguments: JsonMapping = json.loads(call["function"]["arguments"])
+    values: JsonObject = {}
+    for name, value in arguments.items():
+        values[name] = value
+        named = _named_value(name, prompt)
+        if isinstance(value, str) and named:
+            values[name] = named
+        elif isinstance(value, str) and (names or numbers):
+            values[name] = next(words, (names or numbers)[-1])
+        elif type(value) in (int, float) and numbers:
+            values[name] = int(next(amounts, numbers[-1]))
+    return {**call, "function": {**call["function"], "arguments": json.dumps(values)}}
+
+
+def _named_value(argument: str, prompt: str) -> str:
+    """Return the value that follows the name of an argument in a prompt, such as "order R500"; "" if there is none."""
+    for word in argument.split("_"):
+        match = re.search(rf"\b{re.escape(word)}\W{{1,3}}((?=\S*\d)[\w-]+)", prompt, re.IGNORECASE)
+        if match:
+            return match[1]
+    return ""

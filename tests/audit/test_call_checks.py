@@ -1,0 +1,113 @@
+"""Calls that the task needs: left out, in another order, or with values of another row."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import rove as vf
+from rove.audit.call_checks import check_needed_calls, check_row_values
+from rove.core.findings import Severity
+from tests.audit.test_checks import findings
+
+
+class Refunds(vf.StatefulToolEnv):
+    """A shop that verifies a customer, and then refunds an order; `defect` says what it does not check."""
+
+    def __init__(
+        self, defect: str = "", policies: Any = None, prompt: str = "Always verify the customer before a refund."
+    ):
+        def is_refunded(state: Any) -> float:
+            return float(state["refunded"] and (state["verified"] or defect == "verify"))
+
+        rows: list[dict[str, Any]] = []
+        for number in range(30):
+            customer, order, amount = f"C{100 + number}", f"R{500 + 7 * number}", 20 + 3 * number
+            question = f"Customer {customer} wants back {amount} for order {order}."
+            info = {"customer": customer, "order": order, "amount": amount}
+            rows.append({"question": question, "info": info})
+        super().__init__(
+            dataset=rows, system_prompt=prompt, rubric=vf.Rubric([is_refunded]), policies=policies or {}, max_turns=8
+        )
+        self.defect = defect
+        self.orders = {row["info"]["order"] for row in rows}
+        for tool in (self.look, self.verify, self.refund):
+            self.add_tool(tool, args_to_skip=["state"])
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> None:
+        state.update(verified=False, refunded=False)
+
+    def update_tool_args(self, tool_name: str, tool_args: Any, messages: Any, state: Any, **kwargs: Any) -> Any:
+        return {**tool_args, "state": state}
+
+    def look(self, order: str, state: Any) -> str:
+        """Show an order."""
+        return f"{order}: paid"
+
+    def verify(self, customer: str, state: Any) -> str:
+        """Verify a customer."""
+        state["verified"] = customer == state["info"]["customer"]
+        return "verified" if state["verified"] else "unknown customer"
+
+    def refund(self, order: str, amount: int, state: Any) -> str:
+        """Refund an order."""
+        info = state["info"]
+        if not state["verified"] and self.defect not in ("verify", "order", "any order"):
+            return "not verified"
+        is_own = order == info["order"] if self.defect != "any order" else order in self.orders
+        state["refunded"] = is_own and (amount == info["amount"] or self.defect in ("amount", "any order"))
+        if self.defect == "any order":
+            state["verified"] = True
+        return "refunded" if state["refunded"] else "refused"
+
+
+def agent(*names: str) -> Any:
+    """Return a policy that calls tools with the values of the row."""
+
+    def policy(messages: Any, state: Any, rng: Any) -> Any:
+        turn = len(state["trajectory"])
+        if turn >= len(names):
+            return "done"
+        info = state["info"]
+        order = {"order": info["order"]}
+        arguments = {
+            "look": order,
+            "verify": {"customer": info["customer"]},
+            "refund": {**order, "amount": info["amount"]},
+        }
+        function = {"name": names[turn], "arguments": json.dumps(arguments[names[turn]])}
+        return vf.AssistantMessage(None, tool_calls=[{"id": "call", "type": "function", "function": function}])
+
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("defect", "names", "severities", "text"),
+    [
+        ("", ("verify", "refund"), [], ""),
+        ("", ("look", "verify", "refund"), [Severity.LOW], "without a call of look"),  # it only informs
+        ("verify", ("verify", "refund"), [Severity.MEDIUM], "without a call of verify"),
+        ("order", ("verify", "refund"), [Severity.MEDIUM], "in the other order"),
+        ("amount", ("verify", "refund"), [Severity.HIGH], "another row's amount"),
+    ],
+)
+async def test_calls_that_the_task_needs(
+    defect: str, names: tuple[str, ...], severities: list[Severity], text: str
+) -> None:
+    env = Refunds(defect, {"agent": agent(*names), "lazy": lambda messages, state, rng: "done"})
+    reported = await findings(check_needed_calls, env)
+    assert [finding.severity for finding in reported] == severities
+    assert all(text in finding.text for finding in reported)
+
+
+async def test_a_call_that_no_sentence_asks_for() -> None:
+    env = Refunds("verify", {"agent": agent("verify", "refund")}, prompt="You are a clerk.")
+    assert [finding.severity for finding in await findings(check_needed_calls, env)] == [Severity.LOW]
+
+
+@pytest.mark.parametrize(("defect", "is_found"), [("", False), ("any order", True)])
+async def test_calls_with_values_of_another_row(defect: str, is_found: bool) -> None:
+    reported = await findings(check_row_values, Refunds(defect))
+    assert [(finding.id, finding.severity) for finding in reported] == [("blind-game", Severity.HIGH)] * is_found

@@ -1,0 +1,134 @@
+"""Checks of tools: calls that are paid, transcripts that are searched, and error messages with the answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import rove as vf
+from rove.audit.game_checks import check_blind_games, check_moves_of_other_rows
+from rove.audit.tool_checks import check_error_leaks, check_paid_calls, check_wrong_answers_after_calls
+from rove.core.findings import Severity
+from tests.audit.test_checks import findings, text
+
+PRICES = {f"item{number}": f"{100 + 7 * number}.50" for number in range(30)}
+
+
+def price(item: str) -> str:
+    """Return the price of an item.
+
+    Args:
+        item: Name of the item.
+    """
+    if item not in PRICES:
+        raise ValueError(f"unknown item {item}")
+    return PRICES[item]
+
+
+def talkative_price(item: str) -> str:
+    """Return the price of an item.
+
+    Args:
+        item: Name of the item.
+    """
+    if item not in PRICES:
+        raise ValueError(f"unknown item {item}; expected item5 or so, which costs {PRICES.get(item[:-1])}")
+    return PRICES[item]
+
+
+def clerk(messages: Any, state: Any, rng: Any) -> Any:
+    if state["trajectory"]:
+        return f"EUR {state['answer']}"
+    name = state["info"]["tool"]
+    function = {"name": name, "arguments": json.dumps({"item": state["info"]["item"]})}
+    return vf.AssistantMessage(None, tool_calls=[{"id": "call", "type": "function", "function": function}])
+
+
+def shop(*rewards: Any, tool: Any = price) -> vf.Environment:
+    rows: list[dict[str, Any]] = []
+    for item, answer in PRICES.items():
+        info = {"item": item, "tool": tool.__name__}
+        rows.append({"question": f"What is the price of {item}?", "answer": answer, "info": info})
+    return vf.ToolEnv(
+        tools=[tool], dataset=rows, rubric=vf.Rubric(list(rewards)), policies={"clerk": clerk}, max_turns=8
+    )
+
+
+def exact(completion: Any, answer: str) -> float:
+    return float(text(completion) == f"EUR {answer}")
+
+
+def anywhere(completion: Any, answer: str) -> float:
+    return float(any(answer in str(message["content"]) for message in completion))
+
+
+def num_calls(completion: Any) -> float:
+    return 0.3 * sum(message["role"] == "tool" for message in completion)
+
+
+@pytest.mark.parametrize(("rewards", "is_found"), [((exact,), False), ((exact, num_calls), True)])
+async def test_paid_calls(rewards: Any, is_found: bool) -> None:
+    assert [finding.severity for finding in await findings(check_paid_calls, shop(*rewards))] == [
+        Severity.HIGH
+    ] * is_found
+
+
+@pytest.mark.parametrize(("reward", "is_found"), [(exact, False), (anywhere, True)])
+async def test_wrong_answers_after_the_calls(reward: Any, is_found: bool) -> None:
+    reported = await findings(check_wrong_answers_after_calls, shop(reward))
+    assert [finding.id for finding in reported] == ["paid-calls"] * is_found
+
+
+@pytest.mark.parametrize(("tool", "is_found"), [(price, False), (talkative_price, True)])
+async def test_error_messages_with_the_answer(tool: Any, is_found: bool) -> None:
+    reported = await findings(check_error_leaks, shop(exact, tool=tool))
+    assert [finding.id for finding in reported] == ["answer-leak"] * is_found
+
+
+class Lamp(vf.StatefulToolEnv):
+    """A lamp that two calls without arguments switch on, or only the code of the row."""
+
+    def __init__(self, needs_code: bool):
+        def is_on(state: Any) -> float:
+            return float(state["on"])
+
+        def electrician(messages: Any, state: Any, rng: Any) -> Any:
+            turn = len(state["trajectory"])
+            if turn > 1:
+                return "done"
+            function = {"name": ("unlock", "switch")[turn], "arguments": json.dumps({"code": state["info"]["code"]})}
+            return vf.AssistantMessage(None, tool_calls=[{"id": "call", "type": "function", "function": function}])
+
+        rows = [
+            {"question": f"Lamp {number}: code {number}", "info": {"code": str(number)}} for number in range(100, 130)
+        ]
+        policies = {"electrician": electrician, "lazy": lambda m, s, rng: "done"}
+        super().__init__(dataset=rows, rubric=vf.Rubric([is_on]), policies=policies, max_turns=5)
+        self.needs_code = needs_code
+        self.add_tool(self.unlock, args_to_skip=["state"])
+        self.add_tool(self.switch, args_to_skip=["state"])
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> None:
+        state.update(unlocked=False, on=False)
+
+    def update_tool_args(self, tool_name: str, tool_args: Any, messages: Any, state: Any, **kwargs: Any) -> Any:
+        return {**tool_args, "state": state}
+
+    def unlock(self, code: str, state: Any) -> str:
+        """Unlock the lamp with its code."""
+        state["unlocked"] = not self.needs_code or code == state["info"]["code"]
+        return "unlocked" if state["unlocked"] else "wrong code"
+
+    def switch(self, code: str, state: Any) -> str:
+        """Switch the lamp on."""
+        state["on"] = state["unlocked"]
+        return "on" if state["on"] else "locked"
+
+
+@pytest.mark.parametrize("needs_code", [True, False])
+async def test_a_goal_that_two_blind_calls_meet(needs_code: bool) -> None:
+    for check in (check_blind_games, check_moves_of_other_rows):
+        reported = await findings(check, Lamp(needs_code))
+        assert [finding.severity for finding in reported] == [Severity.HIGH] * (not needs_code)

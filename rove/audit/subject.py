@@ -256,14 +256,23 @@ class Subject:
 
 
 async def measure_promising(
-    subject: Subject, policies: Mapping[str, Policy], above: float, tried: int = TRIED_EXAMPLES
+    subject: Subject,
+    policies: Mapping[str, Policy],
+    above: float,
+    tried: int = TRIED_EXAMPLES,
+    most: int | None = None,
 ) -> list[Measured]:
     """Run several policies on `tried` examples, then those that earn more than `above` on all examples; return the second
     results.
+
+    Args:
+        most: Maximum number of policies that run on all examples, the best ones; no limit by default.
     """
     first = [await subject.measure(name, policy, tried) for name, policy in policies.items()]
-    promising = [measured.name for measured in first if measured.mean > above]
-    return [await subject.measure(name, policies[name]) for name in promising]
+    promising = [measured for measured in first if measured.mean > above]
+    if most is not None:
+        promising.sort(key=lambda measured: -measured.mean)
+    return [await subject.measure(measured.name, policies[measured.name]) for measured in promising[:most]]
 
 
 def highest(measured: Sequence[Measured]) -> Measured:

@@ -21,6 +21,7 @@ from rove.audit.replies import (
     corruptions,
     empty_replies,
     hedges,
+    shown_example,
     special_values,
     wrong,
 )
@@ -122,9 +123,9 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
     if guess is not None and severity < guess.severity:
         yield guess
     elif severity < Severity.MEDIUM:
-        imbalance = _imbalance(subject, base)
-        if imbalance is not None:
-            yield imbalance
+        for finding in (_imbalance(subject, base), _shown_answer(subject, base)):
+            if finding is not None:
+                yield finding
 
 
 def _also(paid: Sequence[Measured], worst: Measured) -> str:
@@ -186,6 +187,31 @@ def _imbalance(subject: Subject, base: Baseline) -> Finding | None:
         rate=(share, share, share),
         floor=balanced,
         completion=base.form(answer),
+    )
+
+
+def _shown_answer(subject: Subject, base: Baseline) -> Finding | None:
+    """Return a finding if the example of the prompts is the right answer of many rows, so that repeating it is paid.
+
+    Of low severity: a reply that repeats the example earns no more than any constant answer.
+    """
+    if base.right_answer is None:
+        return None
+    shown = Counter(shown_example(prompt, base.form) for prompt in base.prompts)
+    example, count = shown.most_common(1)[0]
+    share = sum(normalized(str(answer)) == normalized(example) for answer in subject.answers) / len(subject.answers)
+    if not example or count < len(base.prompts) or share < ROW_SHARE:
+        return None
+    return Finding(
+        id="blind-reply",
+        severity=Severity.LOW,
+        text=f"the example in the prompt, {base.form(example)!r}, is the right answer of {share:.0%} of the rows",
+        remedy="show an example that is no answer of a row, or a placeholder",
+        cause="the example of the prompt is written like an answer",
+        rate=(share, share, share),
+        floor=base.nothing,
+        prompt=base.prompts[0],
+        completion=base.form(example),
     )
 
 

@@ -203,6 +203,8 @@ class Subject:
         except TimeoutError:  # what has been measured by then counts
             if not records:
                 raise OutOfTime(OUT_OF_TIME) from None
+        # Rollouts end in any order; what a report says must not depend on it.
+        records.sort(key=lambda record: (record.example_id, record.rollout_index))
         self.rollouts += len(records)
         self.records += records
         self.worker_failures += [(name, record) for record in records if is_worker_failure(record)]
@@ -212,7 +214,7 @@ class Subject:
             raise RolloutsFail(
                 f"every rollout ends or blocks its process; the first: {self.error_text(self.records[0])}"
             )
-        measured = Measured(name, sorted(records, key=lambda record: (record.example_id, record.rollout_index)))
+        measured = Measured(name, records)
         if not name.startswith(SEARCHED):
             self.measured[name] = measured
         return measured

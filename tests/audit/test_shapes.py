@@ -239,6 +239,19 @@ async def test_a_grader_that_normalizes_too_much(answer: str, kept: str, kind: s
     assert [kind in finding.text for finding in reported if finding.severity is Severity.HIGH] == [True] * bool(kind)
 
 
+@pytest.mark.parametrize(
+    ("example", "is_found"),
+    [("Example: \\boxed{B}", True), ("Example: \\boxed{Z}", False), ("Write \\boxed{letter}.", False)],
+)
+async def test_an_example_in_the_prompt_that_is_an_answer(example: str, is_found: bool) -> None:
+    def correct(completion: Any, answer: str) -> float:
+        return float(re.findall(r"\\boxed{([^}]*)}", text(completion))[-1:] == [answer])
+
+    rows = [{"question": f"{example}\nQuestion {number}?", "answer": "ABCD"[number % 4]} for number in range(40)]
+    reported = await findings(check_blind_replies, vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct])))
+    assert [(finding.severity, "example" in finding.text) for finding in reported] == [(Severity.LOW, True)] * is_found
+
+
 def test_each_clean_check_states_what_it_could_have_seen() -> None:
     checks = ("blind-reply", "execution", "determinism", "own-answer", "side-effects")
     assert visible_shares(checks, 60) == {

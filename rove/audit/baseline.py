@@ -197,6 +197,15 @@ def is_higher(measured: Measured, reference: Measured, range_: float) -> bool:
     return statistics.fmean(pairs) > max(MIN_DIFFERENCE * range_, STANDARD_ERRORS * _error(pairs, range_))
 
 
+def beats_guess(measured: Measured, base: Baseline) -> bool:
+    """Return whether a policy earns more than a guess, beyond chance, and more than a sound environment pays for doing nothing.
+
+    Where wrong answers are punished, guesses earn less than an empty reply, which is a usual design.
+    """
+    limit = base.nothing + MIN_DIFFERENCE * (base.full - base.nothing)
+    return measured.mean > limit and is_higher(measured, base.floor, base.range)
+
+
 def is_above(measured: Measured, reward: float, range_: float) -> bool:
     """Return whether a policy earns more than a fixed reward, beyond chance."""
     count = len(measured.rewards)

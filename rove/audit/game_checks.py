@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from itertools import permutations
 
-from rove.audit.baseline import Baseline, is_higher
+from rove.audit.baseline import Baseline, beats_guess, is_higher
 from rove.audit.findings import shortened
 from rove.audit.replies import Form, constant, last_message, observed_actions, shown
 from rove.audit.subject import TRIED_EXAMPLES, Measured, Policy, Subject, evidence, highest, measure_promising
@@ -226,14 +226,14 @@ async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[F
     measured = await measure_promising(subject, policies, above - 1e-9, tried, MAX_PROMISING)
     paid: list[Measured] = []
     for candidate in measured:
-        is_paid = is_higher(candidate, base.floor, base.range) and base.share(candidate.mean) >= BLIND_SHARE
+        is_paid = beats_guess(candidate, base) and base.share(candidate.mean) >= BLIND_SHARE
         # A guess may earn nearly the full reward, too; then nothing is higher than the floor.
         is_full = base.full > 0 and candidate.mean >= NEARLY_ALL * base.full
         if is_paid or is_full:
             paid.append(candidate)
     if paid:
         worst = highest(paid)
-        is_severe = is_higher(worst, base.floor, base.range) and base.share(worst.mean) >= BLIND_SHARE
+        is_severe = beats_guess(worst, base) and base.share(worst.mean) >= BLIND_SHARE
         comparison = "the best scripted policy" if base.honest else "a full reward"
         yield worst.finding(
             "blind-game",

@@ -11,7 +11,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from rove.audit.baseline import STANDARD_ERRORS, Baseline, is_above, is_higher
+from rove.audit.baseline import STANDARD_ERRORS, Baseline, beats_guess, is_above, is_higher
 from rove.audit.findings import shortened
 from rove.audit.replies import (
     ALL_TAGS,
@@ -102,7 +102,7 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
         is_paid = name in empty and base.share_of_task(tried[name].mean) >= PAID_SHARE / 2
         if is_paid or tried[name].mean > base.floor.mean:
             measured.append(await subject.measure(name, policy))
-    paid = [reply for reply in measured if is_higher(reply, base.floor, base.range)]
+    paid = [reply for reply in measured if beats_guess(reply, base)]
     for_nothing = _paid_for_nothing(subject, base, measured, empty)
     severity = Severity.INFO
     if for_nothing:
@@ -271,11 +271,13 @@ async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Findi
     paid: list[Measured] = []
     policies = hedges(base.form, subject.answers)
     for hedge in await measure_promising(subject, policies, base.floor.mean):
-        if base.share(hedge.mean) >= HEDGE_SHARE and is_higher(hedge, base.floor, base.range):
+        is_nearly_full = min(base.share(hedge.mean), base.share_of_task(hedge.mean)) >= HEDGE_SHARE
+        if is_nearly_full and beats_guess(hedge, base):
             paid.append(hedge)
     # To read the first of two answers, or the last, is a usual rule; to pay for both orders is a hole.
     first, last = await subject.measure_all(corrections(base.form, subject.answers))
-    if min(base.share(first.mean), base.share(last.mean)) >= HEDGE_SHARE:
+    lower = min(first.mean, last.mean)
+    if min(base.share(lower), base.share_of_task(lower)) >= HEDGE_SHARE:
         paid.append(first)
     if paid:
         worst = highest(paid)
@@ -383,7 +385,7 @@ async def check_length(subject: Subject, base: Baseline) -> AsyncIterator[Findin
             policy = _padded(words, is_right, subject.answers, base)
             measured.append(await subject.measure(f"{kind} answer after {words} words", policy))
         best = highest(measured)
-        is_paid = is_right or is_higher(best, base.floor, base.range)
+        is_paid = is_right or beats_guess(best, base)
         if not (is_paid and is_higher(best, measured[0], base.range)):
             continue
         prompt, completion = best.example()

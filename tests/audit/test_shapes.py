@@ -16,7 +16,7 @@ from rove.audit.auditor import AuditOptions, audit
 from rove.audit.game_checks import check_blind_games, check_moves_of_other_rows
 from rove.audit.grader_checks import check_determinism, check_robustness
 from rove.audit.power import visible_shares
-from rove.audit.reward_checks import check_blind_replies, check_monotonicity
+from rove.audit.reward_checks import check_blind_replies, check_hedging, check_length, check_monotonicity
 from rove.core.findings import Severity
 from tests.audit.test_checks import exact, findings, parsed, sums, text
 
@@ -189,6 +189,16 @@ async def test_a_judge_inside_the_environment_that_reads_the_score_in_the_reply(
     reported = await findings(check_blind_replies, sums(judged))
     assert [finding.severity for finding in reported] == [Severity.HIGH] * is_found
     assert all("rating" in finding.text for finding in reported)
+
+
+async def test_punished_wrong_answers_are_no_reward_for_doing_nothing() -> None:
+    def punished(completion: Any, answer: str) -> float:
+        if not re.search(r"\d", parsed(completion)):
+            return 0.0
+        return 1.0 if exact(completion, answer) else -2.0
+
+    for check in (check_blind_replies, check_hedging, check_length):
+        assert await findings(check, sums(punished)) == []
 
 
 async def test_other_numerals_that_a_conversion_refuses() -> None:

@@ -238,7 +238,8 @@ class _Auditor:
         if base.right_answer is None:
             no_own = "the rows' own answers earn no more than wrong answers" if subject.answers else NO_ANSWERS
             no_own = "a game has no answers" if is_game and not subject.answers else no_own
-        no_variants = "" if can_compare_variants(base) else no_own
+        # The scripted judge accepts any reply that contains the answer, so variants of the answer mean little.
+        no_variants = "" if can_compare_variants(base) and not self.judge.calls else no_own
         only_single = "only for single turns" if base.is_multi_turn and not base.has_tools else ""
         only_game = "" if is_game else "only for several turns"
         # first, since a grader that hangs on some reply uses up the time of the other checks
@@ -282,7 +283,7 @@ class _Auditor:
         # A policy of a later check may have ended the worker, too; one such finding is enough.
         severities = [finding.severity for finding in self.report.findings if finding.id == "grader-robustness"]
         if Severity.HIGH not in severities:
-            await self._do("grader-robustness", _as_async(check_worker_failures(subject)))
+            await self._do("grader-robustness", check_worker_failures(subject))
 
     async def _tools(self, subject: Subject, base: Baseline) -> None:
         """Do the checks of tools."""

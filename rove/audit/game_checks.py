@@ -194,7 +194,7 @@ async def check_moves_of_other_rows(subject: Subject, base: Baseline) -> AsyncIt
     # On a row with the same answer, the moves of another row are right; and a weak policy may do as well without them.
     weak_means = [policy.mean for policy in base.honest if policy is not best]
     lowest = min(weak_means, default=base.idle.mean)
-    expected = max(base.chance, base.share_of_task(max(base.idle.mean, lowest)))
+    expected = max(base.chance, balanced_share(base), base.share_of_task(max(base.idle.mean, lowest)))
     if expected >= 1:
         return
     tried = [await subject.measure(name, policy, TRIED_EXAMPLES) for name, policy in policies.items()]
@@ -212,6 +212,21 @@ async def check_moves_of_other_rows(subject: Subject, base: Baseline) -> AsyncIt
         )
 
 
+def balanced_share(base: Baseline) -> float:
+    """Return the share of rows that a constant last move gets right if the last moves of the best policy are balanced.
+
+    A decision between two tools is right in half of the rows, also in a sound environment. 0 if all last moves are equal.
+    """
+    if not base.honest:
+        return 0.0
+    last_moves: set[str] = set()
+    for moves in moves_by_row(highest(base.honest)).values():
+        acting = [move for move in moves if calls_of(move)] or moves
+        functions = [call["function"] for call in calls_of(acting[-1])] if acting else []
+        last_moves.add(str(functions) if functions else text_of(acting[-1]) if acting else "")
+    return 1 / len(last_moves) if len(last_moves) > 1 else 0.0
+
+
 def _in_turns(form: Form, *actions: str) -> Policy:
     return lambda messages, state, rng: form(actions[len(bookkeeping(state).trajectory) % len(actions)])
 
@@ -224,16 +239,17 @@ async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[F
     turns = statistics.fmean([len(record.steps) for record in base.floor.scored] or [1])
     tried = max(MIN_TRIED, min(TRIED_EXAMPLES, int(TRIED_TURNS / max(turns, 1))))
     measured = await measure_promising(subject, policies, above - 1e-9, tried, MAX_PROMISING)
+    balanced = balanced_share(base)
     paid: list[Measured] = []
     for candidate in measured:
-        is_paid = beats_guess(candidate, base) and base.share(candidate.mean) >= BLIND_SHARE
+        is_paid = beats_guess(candidate, base) and _share_above(base, candidate, balanced) >= BLIND_SHARE
         # A guess may earn nearly the full reward, too; then nothing is higher than the floor.
         is_full = base.full > 0 and candidate.mean >= NEARLY_ALL * base.full
         if is_paid or is_full:
             paid.append(candidate)
     if paid:
         worst = highest(paid)
-        is_severe = beats_guess(worst, base) and base.share(worst.mean) >= BLIND_SHARE
+        is_severe = beats_guess(worst, base) and _share_above(base, worst, balanced) >= BLIND_SHARE
         comparison = "the best scripted policy" if base.honest else "a full reward"
         yield worst.finding(
             "blind-game",
@@ -242,6 +258,11 @@ async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[F
             Severity.HIGH if is_severe else Severity.MEDIUM,
             floor=base.floor.mean,
         )
+
+
+def _share_above(base: Baseline, measured: Measured, expected: float) -> float:
+    """Return the position of a reward between a guess and a right answer, above an expected share."""
+    return (base.share(measured.mean) - expected) / (1 - expected)
 
 
 async def check_repeated_actions(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:

@@ -91,7 +91,7 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
     """Yield a finding if replies without the answer earn more than chance, or other rows' answers earn a reward.
 
     Args:
-        is_judged: Whether a scripted judge decides; results with other rows' answers then mean little.
+        is_judged: Whether a scripted judge decides; results with other rows' answers, or without any, then mean little.
     """
     replies = blind_replies(base.form, subject.answers, base.prompts) | special_values(base.form)
     empty = empty_replies(subject.answers)
@@ -103,7 +103,8 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
         if is_paid or tried[name].mean > base.floor.mean:
             measured.append(await subject.measure(name, policy))
     paid = [reply for reply in measured if beats_guess(reply, base)]
-    for_nothing = _paid_for_nothing(subject, base, measured, empty)
+    # The scripted judge may find an answer in the question, and then accepts an empty reply.
+    for_nothing = [] if is_judged else _paid_for_nothing(subject, base, measured, empty)
     severity = Severity.INFO
     if for_nothing:
         share = max(_share_for_nothing(base, reply) for reply in for_nothing)

@@ -142,8 +142,8 @@ class Subject:
         """Short reply of a policy → the answer of its row, with which the scripted judge decides whether the reply is right."""
         self.measured: dict[str, Measured] = {}
         """Last measurement of each policy by the policy's name, without policies of a search."""
-        self.worker_failures: list[tuple[str, RolloutRecord]] = []
-        """Rollouts that ended or blocked their worker, each with the name of its policy."""
+        self.worker_failures: list[tuple[str, RolloutRecord, Client]] = []
+        """Rollouts that ended or blocked their worker, each with the name of its policy and the policy."""
 
     async def read_rows(self) -> None:
         """Read the rows on which policies are measured: evaluation rows, or training rows if there are no evaluation rows."""
@@ -207,8 +207,8 @@ class Subject:
         records.sort(key=lambda record: (record.example_id, record.rollout_index))
         self.rollouts += len(records)
         self.records += records
-        self.worker_failures += [(name, record) for record in records if is_worker_failure(record)]
-        failed = {policy_name for policy_name, _ in self.worker_failures}
+        self.worker_failures += [(name, record, policy) for record in records if is_worker_failure(record)]
+        failed = {policy_name for policy_name, _, _ in self.worker_failures}
         # One policy may deliberately break the worker; several that always do so mean that nothing can be measured.
         if len(self.worker_failures) == len(self.records) and len(failed) >= MIN_FAILED_POLICIES:
             raise RolloutsFail(

@@ -59,7 +59,7 @@ from rove.audit.reward_checks import (
     check_statistics,
 )
 from rove.audit.search import search
-from rove.audit.subject import Inconclusive, OutOfTime, RolloutsFail, Subject
+from rove.audit.subject import Inconclusive, OutOfTime, RolloutsFail, Subject, reward_of
 from rove.audit.tool_checks import check_error_leaks, check_paid_calls, check_wrong_answers_after_calls
 from rove.core.checks import Settings
 from rove.core.digest import derive_seed
@@ -321,7 +321,8 @@ class _Auditor:
         all_rows = [*train, *evaluation]
         await self._do("data-overlap", _as_async(check_overlap(train, evaluation, rows["has_both"])))
         await self._do("contradictory-rows", _as_async(check_contradictions(all_rows)))
-        await self._do("row-round-trip", _as_async(check_round_trip(all_rows)))
+        is_anything_paid = any(reward_of(record) > 0 for record in subject.records)
+        await self._do("row-round-trip", _as_async(check_round_trip(all_rows, is_anything_paid)))
         await self._do("answer-leak", _as_async(check_leaks(evaluation or train, shown_to_all(subject.records[0]))))
         if "determinism" in self.report.checks:
             repeated = await asyncio.to_thread(self._in_process, args, {"PYTHONHASHSEED": HASH_SEED})

@@ -59,7 +59,7 @@ from rove.audit.reward_checks import (
     check_statistics,
 )
 from rove.audit.search import search
-from rove.audit.subject import Inconclusive, OutOfTime, RolloutsFail, Subject
+from rove.audit.subject import Inconclusive, OutOfTime, RolloutsFail, Subject, reward_of
 from rove.audit.tool_checks import check_error_leaks, check_paid_calls, check_wrong_answers_after_calls
 from rove.core.checks import Settings
 from rove.core.digest import derive_seed
@@ -239,7 +239,8 @@ class _Auditor:
         if base.right_answer is None:
             no_own = "the rows' own answers earn no more than wrong answers" if subject.answers else NO_ANSWERS
             no_own = "a game has no answers" if is_game and not subject.answers else no_own
-        no_variants = "" if can_compare_variants(base) else no_own
+        # The scripted judge accepts any reply that contains the answer, so variants of the answer mean little.
+        no_variants = "" if can_compare_variants(base) and not self.judge.calls else no_own
         only_single = "only for single turns" if base.is_multi_turn and not base.has_tools else ""
         only_game = "" if is_game else "only for several turns"
         # first, since a grader that hangs on some reply uses up the time of the other checks
@@ -283,7 +284,7 @@ class _Auditor:
         # A policy of a later check may have ended the worker, too; one such finding is enough.
         severities = [finding.severity for finding in self.report.findings if finding.id == "grader-robustness"]
         if Severity.HIGH not in severities:
-            await self._do("grader-robustness", _as_async(check_worker_failures(subject)))
+            await self._do("grader-robustness", check_worker_failures(subject))
 
     async def _tools(self, subject: Subject, base: Baseline) -> None:
         """Do the checks of tools."""
@@ -322,7 +323,8 @@ class _Auditor:
         all_rows = [*train, *evaluation]
         await self._do("data-overlap", _as_async(check_overlap(train, evaluation, rows["has_both"])))
         await self._do("contradictory-rows", _as_async(check_contradictions(all_rows)))
-        await self._do("row-round-trip", _as_async(check_round_trip(all_rows)))
+        is_anything_paid = any(reward_of(record) > 0 for record in subject.records)
+        await self._do("row-round-trip", _as_async(check_round_trip(all_rows, is_anything_paid)))
         await self._do("answer-leak", _as_async(check_leaks(evaluation or train, shown_to_all(subject.records[0]))))
         if "determinism" in self.report.checks:
             repeated = await asyncio.to_thread(self._in_process, args, {"PYTHONHASHSEED": HASH_SEED})

@@ -141,12 +141,11 @@ async def measure_baseline(subject: Subject) -> Baseline:
         chance = count / len(answers)
     else:
         empty = {name: constant(form("")) for name, form in list(forms_by_name.items())[:FORMS_WITHOUT_ANSWER]}
-        tried = await subject.measure_all(empty)
-        best = highest(tried)
+        best = highest([await subject.measure(name, policy, FORM_EXAMPLES) for name, policy in empty.items()])
         form = forms_by_name[best.name]
         unsure = constant("I do not know.")
         guesses = {**empty, "unsure": unsure, **policies}
-        candidates = [*tried, await subject.measure("unsure", unsure)]
+        candidates = [await subject.measure(best.name, empty[best.name]), await subject.measure("unsure", unsure)]
         if len(honest) > 1:  # of several scripted policies, the weakest one shows chance
             candidates.append(min(honest, key=lambda measured: measured.mean))
         floor = highest(candidates)
@@ -176,7 +175,7 @@ async def measure_baseline(subject: Subject) -> Baseline:
 async def _idle(subject: Subject, name: str, reply: str) -> Measured:
     """Measure a policy that does nothing; long games are expensive, so an equal reply is not measured again."""
     equal = subject.measured.get("plain" if reply == "" else "unsure")
-    if equal is not None and not subject.answers:
+    if equal is not None and not subject.answers and len(equal.records) == min(subject.count, len(subject.rows)):
         return Measured(name, equal.records)
     return await subject.measure(name, constant(reply))
 
@@ -196,6 +195,15 @@ def is_higher(measured: Measured, reference: Measured, range_: float) -> bool:
     if len(pairs) < MIN_PAIRS:
         return False
     return statistics.fmean(pairs) > max(MIN_DIFFERENCE * range_, STANDARD_ERRORS * _error(pairs, range_))
+
+
+def beats_guess(measured: Measured, base: Baseline) -> bool:
+    """Return whether a policy earns more than a guess, beyond chance, and more than a sound environment pays for doing nothing.
+
+    Where wrong answers are punished, guesses earn less than an empty reply, which is a usual design.
+    """
+    limit = base.nothing + MIN_DIFFERENCE * (base.full - base.nothing)
+    return measured.mean > limit and is_higher(measured, base.floor, base.range)
 
 
 def is_above(measured: Measured, reward: float, range_: float) -> bool:

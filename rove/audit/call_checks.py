@@ -10,6 +10,7 @@ from itertools import permutations
 from typing import NamedTuple
 
 from rove.audit.baseline import MIN_PAIRS, Baseline, is_higher
+from rove.audit.game_checks import balanced_share
 from rove.audit.replies import last_message
 from rove.audit.reward_checks import HIGH_SHARE, TIED_SHARE
 from rove.audit.subject import TRIED_EXAMPLES, Measured, Policy, Subject, evidence, highest, reward_of
@@ -37,6 +38,13 @@ REQUIRED = re.compile(
     r"\b(must|always|required?|needs? to|have to|make sure|be sure|only after|before|first)\b", re.IGNORECASE
 )
 """Words of a sentence that asks for something."""
+INFORMING = re.compile(
+    r"(get|read|list|look|lookup|search|find|show|view|fetch|query|inspect|browse|describe|count|cat|ls|open|check|scan|peek"
+    r"|examine|ask|see|calc|calculate|calculator|compute|convert|retrieve|load|preview|observe|status|recall|note|think|plan"
+    r"|python|run|execute|grep|head|lines|help|info|weather|translate|define|web|wiki)(?=_|$)",
+    re.IGNORECASE,
+)
+"""First words of the names of tools that change nothing. A scripted policy, which knows what they return, does not need them."""
 ORDER = re.compile(r"\b(before|first|after|then|until)\b", re.IGNORECASE)
 MIN_VERB = 4
 """Minimum length of the first word of a tool's name, such as "verify", by which a sentence may name the tool."""
@@ -102,7 +110,8 @@ def _changes(base: Baseline, moves: Mapping[int, Moves]) -> list[Change]:
             is_asked = any(_is_named(name, sentences, REQUIRED) for name in others)
             severity = Severity.MEDIUM if is_asked else Severity.LOW
             changes.append(Change(f"with calls of {tool} only", without_calls(moves, *others), severity))
-    if len(tools) > 1 and any(_is_named(tool, sentences, ORDER) for tool in tools):
+    num_acting = sum(not INFORMING.match(tool) for tool in tools)
+    if num_acting > 1 and any(_is_named(tool, sentences, ORDER) for tool in tools):
         changes.append(Change("with its calls in the other order", with_calls_reversed(moves), Severity.MEDIUM))
     return changes
 
@@ -120,7 +129,8 @@ def _changed_arguments(moves: Mapping[int, Moves], subject: Subject) -> list[Cha
     for (tool, argument), by_row in values.items():
         named = {row: value for row, value in by_row.items() if re.fullmatch(r"[\w.#-]+", str(value))}
         # A value that is the same in most rows may be a constant, and a text in free words may be anything.
-        if len({str(value) for value in named.values()}) <= len(moves) / 2:
+        is_constant = len({str(value) for value in named.values()}) <= len(moves) / 2
+        if is_constant or tool not in tools_called(moves)[:MAX_TOOLS]:
             continue
         num_shown = sum(row < len(prompts) and str(value) in prompts[row] for row, value in named.items())
         severity = Severity.HIGH if num_shown > len(named) / 2 else Severity.MEDIUM
@@ -154,7 +164,9 @@ def _sentences(base: Baseline) -> list[str]:
 
 
 def _is_named(tool: str, sentences: Sequence[str], words: re.Pattern[str]) -> bool:
-    """Return whether a sentence with such words names a tool, by its name or by the verb of its name."""
+    """Return whether a sentence with such words names a tool that acts, by its name or by the verb of its name."""
+    if INFORMING.match(tool):
+        return False
     verb = tool.partition("_")[0].casefold()
     names = [tool.casefold(), tool.replace("_", " ").casefold()]
     names += [verb] if len(verb) >= MIN_VERB else []
@@ -177,7 +189,7 @@ async def check_row_values(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         label = f"calls of {', '.join(names)} with another row's values"
         tried.append((await subject.measure(label, policy, TRIED_EXAMPLES), policy))
     first, policy = max(tried, key=lambda pair: pair[0].mean)
-    expected = max(base.chance, base.share_of_task(max(base.idle.mean, base.floor.mean)))
+    expected = max(base.chance, balanced_share(base), base.share_of_task(max(base.idle.mean, base.floor.mean)))
     if expected >= 1 or base.share_of_task(first.mean, expected) < HIGH_SHARE:
         return
     measured = await subject.measure(first.name, policy)

@@ -312,8 +312,13 @@ def check_same_rows(rows: Sequence[Row], repeated_rows: Sequence[Row]) -> Iterat
         )
 
 
-def check_round_trip(rows: Sequence[Row]) -> Iterator[Finding]:
-    """Yield a finding about rows that JSON changes."""
+def check_round_trip(rows: Sequence[Row], is_anything_paid: bool = True) -> Iterator[Finding]:
+    """Yield a finding about rows that JSON changes.
+
+    Args:
+        is_anything_paid: Whether any rollout earned a reward. The audit sends rows as JSON to a worker: if nothing is paid there,
+            the grader may compare tuples with lists.
+    """
     changed = [row for row in rows if row["changed"]]
     if changed:
         columns = set(chain.from_iterable(row["changed"] for row in changed))
@@ -321,7 +326,7 @@ def check_round_trip(rows: Sequence[Row]) -> Iterator[Finding]:
         has_other_changes = not all(column.endswith(AS_LISTS) for column in columns)
         yield Finding(
             id="row-round-trip",
-            severity=Severity.MEDIUM if has_other_changes else Severity.LOW,
+            severity=Severity.MEDIUM if has_other_changes or not is_anything_paid else Severity.LOW,
             text=f"{len(changed)} of {len(rows)} rows change in a JSON round trip ({names})",
             prompt=shortened(changed[0]["text"]),
         )

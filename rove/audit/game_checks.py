@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from itertools import permutations
 
-from rove.audit.baseline import Baseline, is_higher
+from rove.audit.baseline import Baseline, beats_guess, is_higher
 from rove.audit.findings import shortened
 from rove.audit.replies import Form, constant, last_message, observed_actions, shown
 from rove.audit.subject import TRIED_EXAMPLES, Measured, Policy, Subject, evidence, highest, measure_promising
@@ -27,6 +27,7 @@ MAX_ACTIONS = 12
 """Maximum number of different actions that are tried."""
 BLIND_SHARE = 0.5
 """A blind policy is a finding, of high severity, if it earns this share of the range of rewards."""
+OPPOSITES = (("north", "south"), ("west", "east"), ("up", "down"), ("left", "right"), ("forward", "back"))
 SWEPT_ACTIONS, SWEPT_TURNS = 4, 5
 """Number of actions from which sweeps are formed, and turns in one direction."""
 MAX_CALLS = 4
@@ -35,6 +36,8 @@ ROW_TURNS = 40
 """Maximum moves of other rows that are played one after the other."""
 PROMISING_SHARE = 0.1
 """A blind policy that exceeds this share of the range on a few examples is tried on all examples."""
+MAX_PROMISING = 4
+"""Maximum number of blind policies that are tried on all examples. Of 24 sweeps of a map, all may be paid, at 40 turns each."""
 NEARLY_ALL = 0.8
 """A blind policy that earns at least this share of the best policy's reward is a finding, even if the weakest policy is good."""
 TRIED_TURNS, MIN_TRIED = 240, 6
@@ -108,7 +111,8 @@ def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
 def sweeps(base: Baseline) -> dict[str, Policy]:
     """Return policies that visit every place of a map, whatever it shows: to a corner, then row by row.
 
-    The four most frequent moves of the good policies are the directions; which of them are opposite is not known.
+    The four most frequent moves of the good policies are the directions. Without usual names, which of them are opposite is
+    not known, and all orders are tried; else one per corner, since each visits all places.
     """
     if len(base.honest) == 0 or not base.is_multi_turn:
         return {}
@@ -120,11 +124,22 @@ def sweeps(base: Baseline) -> dict[str, Policy]:
     if len(directions) < SWEPT_ACTIONS:
         return {}
     policies: dict[str, Policy] = {}
-    for up, left, right, down in permutations(directions):
+    orders = list(permutations(directions))
+    known = [order for order in orders if _are_opposite(order[0], order[3]) and _are_opposite(order[1], order[2])]
+    for up, left, right, down in known[::2] or orders:
         rows = [*[right] * SWEPT_TURNS, down, *[left] * SWEPT_TURNS, down]
         path = [*[up] * SWEPT_TURNS, *[left] * SWEPT_TURNS, *rows * SWEPT_TURNS]
         policies[f"sweep: {up!r}, {left!r}, then rows"] = _path(path)
     return policies
+
+
+def _are_opposite(first: str, second: str) -> bool:
+    """Return whether two moves differ only in a direction and its opposite."""
+    for pair in OPPOSITES:
+        for direction, opposite in (pair, pair[::-1]):
+            if re.search(rf"\b{direction}\b", first) and re.sub(rf"\b{direction}\b", opposite, first) == second:
+                return True
+    return False
 
 
 def _path(actions: Sequence[str]) -> Policy:
@@ -179,7 +194,7 @@ async def check_moves_of_other_rows(subject: Subject, base: Baseline) -> AsyncIt
     # On a row with the same answer, the moves of another row are right; and a weak policy may do as well without them.
     weak_means = [policy.mean for policy in base.honest if policy is not best]
     lowest = min(weak_means, default=base.idle.mean)
-    expected = max(base.chance, base.share_of_task(max(base.idle.mean, lowest)))
+    expected = max(base.chance, balanced_share(base), base.share_of_task(max(base.idle.mean, lowest)))
     if expected >= 1:
         return
     tried = [await subject.measure(name, policy, TRIED_EXAMPLES) for name, policy in policies.items()]
@@ -197,6 +212,21 @@ async def check_moves_of_other_rows(subject: Subject, base: Baseline) -> AsyncIt
         )
 
 
+def balanced_share(base: Baseline) -> float:
+    """Return the share of rows that a constant last move gets right if the last moves of the best policy are balanced.
+
+    A decision between two tools is right in half of the rows, also in a sound environment. 0 if all last moves are equal.
+    """
+    if not base.honest:
+        return 0.0
+    last_moves: set[str] = set()
+    for moves in moves_by_row(highest(base.honest)).values():
+        acting = [move for move in moves if calls_of(move)] or moves
+        functions = [call["function"] for call in calls_of(acting[-1])] if acting else []
+        last_moves.add(str(functions) if functions else text_of(acting[-1]) if acting else "")
+    return 1 / len(last_moves) if len(last_moves) > 1 else 0.0
+
+
 def _in_turns(form: Form, *actions: str) -> Policy:
     return lambda messages, state, rng: form(actions[len(bookkeeping(state).trajectory) % len(actions)])
 
@@ -208,17 +238,18 @@ async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[F
     above = min(above, NEARLY_ALL * base.full) if base.full > 0 else above
     turns = statistics.fmean([len(record.steps) for record in base.floor.scored] or [1])
     tried = max(MIN_TRIED, min(TRIED_EXAMPLES, int(TRIED_TURNS / max(turns, 1))))
-    measured = await measure_promising(subject, policies, above - 1e-9, tried)
+    measured = await measure_promising(subject, policies, above - 1e-9, tried, MAX_PROMISING)
+    balanced = balanced_share(base)
     paid: list[Measured] = []
     for candidate in measured:
-        is_paid = is_higher(candidate, base.floor, base.range) and base.share(candidate.mean) >= BLIND_SHARE
+        is_paid = beats_guess(candidate, base) and _share_above(base, candidate, balanced) >= BLIND_SHARE
         # A guess may earn nearly the full reward, too; then nothing is higher than the floor.
         is_full = base.full > 0 and candidate.mean >= NEARLY_ALL * base.full
         if is_paid or is_full:
             paid.append(candidate)
     if paid:
         worst = highest(paid)
-        is_severe = is_higher(worst, base.floor, base.range) and base.share(worst.mean) >= BLIND_SHARE
+        is_severe = beats_guess(worst, base) and _share_above(base, worst, balanced) >= BLIND_SHARE
         comparison = "the best scripted policy" if base.honest else "a full reward"
         yield worst.finding(
             "blind-game",
@@ -227,6 +258,11 @@ async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[F
             Severity.HIGH if is_severe else Severity.MEDIUM,
             floor=base.floor.mean,
         )
+
+
+def _share_above(base: Baseline, measured: Measured, expected: float) -> float:
+    """Return the position of a reward between a guess and a right answer, above an expected share."""
+    return (base.share(measured.mean) - expected) / (1 - expected)
 
 
 async def check_repeated_actions(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from rove.audit.baseline import Baseline
@@ -23,6 +23,7 @@ from rove.audit.subject import FEW_TURNS, Measured, Policy, Subject, evidence, i
 from rove.core.errors import InfraError
 from rove.core.findings import Finding, Severity
 from rove.core.messages import text_of
+from rove.core.protocols import Client
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
 
@@ -42,6 +43,8 @@ IN_ANSWER = ", in the answer"
 """Suffix of the name of a strange reply that stands in the form of an answer."""
 MAX_REPLY_CHARS = 300
 """Maximum characters of a strange reply in a finding."""
+MAX_REPEATED = 3
+"""Maximum number of policies whose failed rollout is repeated."""
 MAX_SHOWN = 4
 """Maximum number of replies listed in a finding."""
 
@@ -67,6 +70,8 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
             f"strange reply: {name}", policy, count, is_recorded=False, max_turns=FEW_TURNS
         )
         failed = next((record for record in measured.records if _is_broken(record)), None)
+        if failed is not None and is_worker_failure(failed) and not await _fails_again(subject, policy, failed):
+            continue
         if failed is not None:
             broken[name] = failed
             if is_worker_failure(failed):
@@ -98,9 +103,21 @@ def _tower(answer: str) -> str:
     return re.sub(r"[()\s]", "", powers)
 
 
-def check_worker_failures(subject: Subject) -> Iterator[Finding]:
-    """Yield a finding if a rollout of any policy has ended or blocked its worker."""
-    for name, record in subject.worker_failures[:1]:
+async def _fails_again(subject: Subject, policy: Policy | Client, record: RolloutRecord) -> bool:
+    """Return whether a rollout that ended or blocked its worker does so again: on a busy machine, any rollout may take long."""
+    repeated = await subject.measure("a reply that failed, again", policy, record.example_id + 1, is_recorded=False)
+    return any(is_worker_failure(again) for again in repeated.records)
+
+
+async def check_worker_failures(subject: Subject) -> AsyncIterator[Finding]:
+    """Yield a finding if a rollout of any policy has ended or blocked its worker, and does so again."""
+    first_failures: dict[str, tuple[RolloutRecord, Policy | Client]] = {}
+    # A rollout with a reply shows more than one that failed before it.
+    for name, record, policy in sorted(subject.worker_failures, key=lambda failure: not failure[1].completion):
+        first_failures.setdefault(name, (record, policy))
+    for name, (record, policy) in list(first_failures.items())[:MAX_REPEATED]:
+        if not await _fails_again(subject, policy, record):
+            continue
         prompt, completion = evidence(record, MAX_REPLY_CHARS)
         yield Finding(
             id="grader-robustness",
@@ -109,6 +126,7 @@ def check_worker_failures(subject: Subject) -> Iterator[Finding]:
             prompt=prompt,
             completion=completion or "(empty)",
         )
+        return
 
 
 def _is_broken(record: RolloutRecord) -> bool:

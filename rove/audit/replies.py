@@ -269,6 +269,16 @@ def shown_pairs(form: Form, separator: str) -> Policy:
     return policy
 
 
+def shown_example(prompt: str, form: Form) -> str:
+    """Return the answer that a prompt shows in the form of an answer, as in "Example: \\boxed{B}"; "" if there is none."""
+    opening, _, closing = form("\0").rpartition("\0")
+    opening = opening.rpartition("\n")[2]
+    if not opening.strip() or not closing.strip():
+        return ""
+    match = re.search(rf"{re.escape(opening)}([^\n]{{1,40}}?){re.escape(closing)}", prompt)
+    return match[1].strip() if match else ""
+
+
 def _stuffed(prompts: Sequence[str]) -> str:
     tags = [*_tags_in(prompts), "think", "answer", "final", "result"]
     return "\n".join(f"<{tag}>{tag}</{tag}>" for tag in tags) * 5

@@ -11,7 +11,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from rove.audit.baseline import STANDARD_ERRORS, Baseline, is_above, is_higher
+from rove.audit.baseline import STANDARD_ERRORS, Baseline, beats_guess, is_above, is_higher
 from rove.audit.findings import shortened
 from rove.audit.replies import (
     ALL_TAGS,
@@ -21,6 +21,7 @@ from rove.audit.replies import (
     corruptions,
     empty_replies,
     hedges,
+    shown_example,
     special_values,
     wrong,
 )
@@ -90,7 +91,7 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
     """Yield a finding if replies without the answer earn more than chance, or other rows' answers earn a reward.
 
     Args:
-        is_judged: Whether a scripted judge decides; results with other rows' answers then mean little.
+        is_judged: Whether a scripted judge decides; results with other rows' answers, or without any, then mean little.
     """
     replies = blind_replies(base.form, subject.answers, base.prompts) | special_values(base.form)
     empty = empty_replies(subject.answers)
@@ -101,8 +102,9 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
         is_paid = name in empty and base.share_of_task(tried[name].mean) >= PAID_SHARE / 2
         if is_paid or tried[name].mean > base.floor.mean:
             measured.append(await subject.measure(name, policy))
-    paid = [reply for reply in measured if is_higher(reply, base.floor, base.range)]
-    for_nothing = _paid_for_nothing(subject, base, measured, empty)
+    paid = [reply for reply in measured if beats_guess(reply, base)]
+    # The scripted judge may find an answer in the question, and then accepts an empty reply.
+    for_nothing = [] if is_judged else _paid_for_nothing(subject, base, measured, empty)
     severity = Severity.INFO
     if for_nothing:
         share = max(_share_for_nothing(base, reply) for reply in for_nothing)
@@ -122,9 +124,9 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
     if guess is not None and severity < guess.severity:
         yield guess
     elif severity < Severity.MEDIUM:
-        imbalance = _imbalance(subject, base)
-        if imbalance is not None:
-            yield imbalance
+        for finding in (_imbalance(subject, base), _shown_answer(subject, base)):
+            if finding is not None:
+                yield finding
 
 
 def _also(paid: Sequence[Measured], worst: Measured) -> str:
@@ -189,6 +191,31 @@ def _imbalance(subject: Subject, base: Baseline) -> Finding | None:
     )
 
 
+def _shown_answer(subject: Subject, base: Baseline) -> Finding | None:
+    """Return a finding if the example of the prompts is the right answer of many rows, so that repeating it is paid.
+
+    Of low severity: a reply that repeats the example earns no more than any constant answer.
+    """
+    if base.right_answer is None:
+        return None
+    shown = Counter(shown_example(prompt, base.form) for prompt in base.prompts)
+    example, count = shown.most_common(1)[0]
+    share = sum(normalized(str(answer)) == normalized(example) for answer in subject.answers) / len(subject.answers)
+    if not example or count < len(base.prompts) or share < ROW_SHARE:
+        return None
+    return Finding(
+        id="blind-reply",
+        severity=Severity.LOW,
+        text=f"the example in the prompt, {base.form(example)!r}, is the right answer of {share:.0%} of the rows",
+        remedy="show an example that is no answer of a row, or a placeholder",
+        cause="the example of the prompt is written like an answer",
+        rate=(share, share, share),
+        floor=base.nothing,
+        prompt=base.prompts[0],
+        completion=base.form(example),
+    )
+
+
 def _rewarded_guess(subject: Subject, base: Baseline) -> Finding | None:
     """Return a finding if other rows' answers earn a reward where they are wrong, because the floor itself is then a hole.
 
@@ -245,11 +272,13 @@ async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Findi
     paid: list[Measured] = []
     policies = hedges(base.form, subject.answers)
     for hedge in await measure_promising(subject, policies, base.floor.mean):
-        if base.share(hedge.mean) >= HEDGE_SHARE and is_higher(hedge, base.floor, base.range):
+        is_nearly_full = min(base.share(hedge.mean), base.share_of_task(hedge.mean)) >= HEDGE_SHARE
+        if is_nearly_full and beats_guess(hedge, base):
             paid.append(hedge)
     # To read the first of two answers, or the last, is a usual rule; to pay for both orders is a hole.
     first, last = await subject.measure_all(corrections(base.form, subject.answers))
-    if min(base.share(first.mean), base.share(last.mean)) >= HEDGE_SHARE:
+    lower = min(first.mean, last.mean)
+    if min(base.share(lower), base.share_of_task(lower)) >= HEDGE_SHARE:
         paid.append(first)
     if paid:
         worst = highest(paid)
@@ -357,7 +386,7 @@ async def check_length(subject: Subject, base: Baseline) -> AsyncIterator[Findin
             policy = _padded(words, is_right, subject.answers, base)
             measured.append(await subject.measure(f"{kind} answer after {words} words", policy))
         best = highest(measured)
-        is_paid = is_right or is_higher(best, base.floor, base.range)
+        is_paid = is_right or beats_guess(best, base)
         if not (is_paid and is_higher(best, measured[0], base.range)):
             continue
         prompt, completion = best.example()

@@ -7,7 +7,7 @@ import re
 import statistics
 from collections.abc import AsyncIterator, Sequence
 
-from rove.audit.baseline import Baseline, is_higher
+from rove.audit.baseline import Baseline, beats_guess, is_higher
 from rove.audit.game_checks import actions_of
 from rove.audit.replies import Form, constant, forms
 from rove.audit.reward_checks import severity_of
@@ -50,7 +50,7 @@ async def search(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterat
         num_mutations = int(MUTATED_SHARE * len(survivors))
         pool = survivors + [_mutated(rng, rng.choice(survivors), words) for _ in range(num_mutations)]
     measured, candidate = best[0]
-    if not is_higher(measured, base.floor, base.range):
+    if not beats_guess(measured, base):
         return
     policy = _policy(candidate, forms_by_name, base)
     # The best of many candidates is often only lucky, so it has to win again on rows that the search has not seen.

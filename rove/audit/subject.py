@@ -142,8 +142,8 @@ class Subject:
         """Short reply of a policy → the answer of its row, with which the scripted judge decides whether the reply is right."""
         self.measured: dict[str, Measured] = {}
         """Last measurement of each policy by the policy's name, without policies of a search."""
-        self.worker_failures: list[tuple[str, RolloutRecord]] = []
-        """Rollouts that ended or blocked their worker, each with the name of its policy."""
+        self.worker_failures: list[tuple[str, RolloutRecord, Client]] = []
+        """Rollouts that ended or blocked their worker, each with the name of its policy and the policy."""
 
     async def read_rows(self) -> None:
         """Read the rows on which policies are measured: evaluation rows, or training rows if there are no evaluation rows."""
@@ -203,16 +203,18 @@ class Subject:
         except TimeoutError:  # what has been measured by then counts
             if not records:
                 raise OutOfTime(OUT_OF_TIME) from None
+        # Rollouts end in any order; what a report says must not depend on it.
+        records.sort(key=lambda record: (record.example_id, record.rollout_index))
         self.rollouts += len(records)
         self.records += records
-        self.worker_failures += [(name, record) for record in records if is_worker_failure(record)]
-        failed = {policy_name for policy_name, _ in self.worker_failures}
+        self.worker_failures += [(name, record, policy) for record in records if is_worker_failure(record)]
+        failed = {policy_name for policy_name, _, _ in self.worker_failures}
         # One policy may deliberately break the worker; several that always do so mean that nothing can be measured.
         if len(self.worker_failures) == len(self.records) and len(failed) >= MIN_FAILED_POLICIES:
             raise RolloutsFail(
                 f"every rollout ends or blocks its process; the first: {self.error_text(self.records[0])}"
             )
-        measured = Measured(name, sorted(records, key=lambda record: (record.example_id, record.rollout_index)))
+        measured = Measured(name, records)
         if not name.startswith(SEARCHED):
             self.measured[name] = measured
         return measured
@@ -256,14 +258,23 @@ class Subject:
 
 
 async def measure_promising(
-    subject: Subject, policies: Mapping[str, Policy], above: float, tried: int = TRIED_EXAMPLES
+    subject: Subject,
+    policies: Mapping[str, Policy],
+    above: float,
+    tried: int = TRIED_EXAMPLES,
+    most: int | None = None,
 ) -> list[Measured]:
     """Run several policies on `tried` examples, then those that earn more than `above` on all examples; return the second
     results.
+
+    Args:
+        most: Maximum number of policies that run on all examples, the best ones; no limit by default.
     """
     first = [await subject.measure(name, policy, tried) for name, policy in policies.items()]
-    promising = [measured.name for measured in first if measured.mean > above]
-    return [await subject.measure(name, policies[name]) for name in promising]
+    promising = [measured for measured in first if measured.mean > above]
+    if most is not None:
+        promising.sort(key=lambda measured: -measured.mean)
+    return [await subject.measure(measured.name, policies[measured.name]) for measured in promising[:most]]
 
 
 def highest(measured: Sequence[Measured]) -> Measured:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from commands import Rove, environment, in_this_process
 from tiers import first_quick
@@ -362,6 +363,19 @@ def test_an_environment_written_for_verifiers_is_audited_unchanged(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["findings"], report["skipped"]) == ([], {})
+
+
+@pytest.mark.broad
+async def test_two_audits_with_one_seed_give_the_same_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # audits that run at the same time use other folders
+    grade = "return float(answer in text) + 0.3 * len(set(text)) / 100"
+    checks = ("blind-reply", "hedging", "monotonicity", "length", "policy-search", "reward-statistics", "data-overlap")
+    options = AuditOptions(num_examples=8, only=checks)
+    texts: list[bytes] = []
+    for report in (await audited(tmp_path, grade, options), await audit("sums", str(tmp_path), options=options)):
+        assert report.findings and report.cpu_seconds > 0
+        texts.append(msgspec.json.encode({**json_report(report), "cpu_seconds": 0}))
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.slow

@@ -102,6 +102,11 @@ async def test_calls_that_the_task_needs(
     assert all(text in finding.text for finding in reported)
 
 
+async def test_a_call_that_only_informs_although_a_sentence_asks_for_it() -> None:
+    env = Refunds("", {"agent": agent("look", "verify", "refund")}, prompt="Always look at the order first.")
+    assert [finding.severity for finding in await findings(check_needed_calls, env)] == [Severity.LOW]
+
+
 async def test_a_call_that_no_sentence_asks_for() -> None:
     env = Refunds("verify", {"agent": agent("verify", "refund")}, prompt="You are a clerk.")
     assert [finding.severity for finding in await findings(check_needed_calls, env)] == [Severity.LOW]

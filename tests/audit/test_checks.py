@@ -73,7 +73,7 @@ def sums(grade: Any, **options: Any) -> vf.Environment:
 
 
 async def prepared(env: vf.Environment) -> tuple[Subject, Baseline]:
-    subject = Subject(env, COUNT, time.monotonic() + 60)
+    subject = Subject(env, COUNT, time.monotonic() + 600)
     await subject.read_rows()
     return subject, await measure_baseline(subject)
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from commands import environment
 from tiers import first_quick
@@ -14,11 +15,13 @@ from tiers import first_quick
 import rove as vf
 from rove.audit.auditor import AuditOptions, audit
 from rove.audit.game_checks import check_blind_games, check_moves_of_other_rows
-from rove.audit.grader_checks import check_determinism, check_robustness
+from rove.audit.grader_checks import check_determinism, check_robustness, check_worker_failures
 from rove.audit.power import visible_shares
-from rove.audit.reward_checks import check_blind_replies, check_monotonicity
+from rove.audit.replies import constant
+from rove.audit.reward_checks import check_blind_replies, check_hedging, check_length, check_monotonicity
 from rove.core.findings import Severity
-from tests.audit.test_checks import exact, findings, parsed, sums, text
+from rove.core.records import ErrorInfo
+from tests.audit.test_checks import exact, findings, parsed, prepared, sums, text
 
 HANDS = ("rock", "paper", "scissors")
 
@@ -62,26 +65,26 @@ async def test_an_opponent_that_ignores_its_seed(ignores_seed: bool) -> None:
     assert [(finding.id, finding.severity) for finding in reported] == [("blind-game", Severity.HIGH)] * ignores_seed
 
 
+MOVES = ("push", "pull", "lift", "turn")
+
+
 class Box(vf.MultiTurnEnv):
     """A box that two moves open: the same moves in each row, or moves that the prompt names."""
 
-    def __init__(self, is_same: bool):
+    def __init__(self, codes: list[list[str]], max_turns: int = 8):
         def opened(state: Any) -> float:
             return float(state["moves"][-2:] == state["info"]["code"])
 
-        moves = ("push", "pull", "lift", "turn")
-        rng = random.Random(0)
         boxes: list[dict[str, Any]] = []
-        for number in range(30):
-            code = ["push", "turn"] if is_same else rng.sample(moves, 2)
-            question = f"Open box {number} with {' and '.join(code)}; possible: push, pull, lift, turn"
+        for number, code in enumerate(codes):
+            question = f"Open box {number} with {' and '.join(code)}; possible: {', '.join(MOVES)}"
             boxes.append({"question": question, "info": {"code": code}})
 
         def reader(messages: Any, state: Any, rng: Any) -> str:
             return state["info"]["code"][len(state["trajectory"])]
 
         policies = {"reader": reader, "lazy": lambda messages, state, rng: "wait"}
-        super().__init__(dataset=boxes, rubric=vf.Rubric([opened]), policies=policies, max_turns=8)
+        super().__init__(dataset=boxes, rubric=vf.Rubric([opened]), policies=policies, max_turns=max_turns)
 
     async def setup_state(self, state: Any, **kwargs: Any) -> None:
         state["moves"] = []
@@ -95,10 +98,22 @@ class Box(vf.MultiTurnEnv):
 
 @pytest.mark.parametrize("is_same", [False, True])
 async def test_a_goal_that_two_blind_moves_meet(is_same: bool) -> None:
-    reported = await findings(check_moves_of_other_rows, Box(is_same))
+    rng = random.Random(0)
+    codes = [["push", "turn"] if is_same else rng.sample(MOVES, 2) for _ in range(30)]
+    reported = await findings(check_moves_of_other_rows, Box(codes))
     assert [finding.severity for finding in reported] == [Severity.HIGH] * is_same
-    reported = await findings(check_blind_games, Box(is_same))
+    reported = await findings(check_blind_games, Box(codes))
     assert [finding.severity for finding in reported if finding.severity >= Severity.HIGH] == [Severity.HIGH] * is_same
+
+
+@pytest.mark.parametrize(("num_pushed", "is_found"), [(5, False), (9, True)])
+async def test_a_decision_between_two_moves(num_pushed: int, is_found: bool) -> None:
+    """A constant decision is right in half of the rows, also in a sound environment."""
+    codes = [["lift", "push" if number % 10 < num_pushed else "pull"] for number in range(30)]
+    random.Random(0).shuffle(codes)
+    for check in (check_moves_of_other_rows, check_blind_games):
+        reported = await findings(check, Box(codes, max_turns=2))
+        assert [finding.severity for finding in reported] == [Severity.HIGH] * is_found
 
 
 @pytest.mark.parametrize(
@@ -191,6 +206,16 @@ async def test_a_judge_inside_the_environment_that_reads_the_score_in_the_reply(
     assert all("rating" in finding.text for finding in reported)
 
 
+async def test_punished_wrong_answers_are_no_reward_for_doing_nothing() -> None:
+    def punished(completion: Any, answer: str) -> float:
+        if not re.search(r"\d", parsed(completion)):
+            return 0.0
+        return 1.0 if exact(completion, answer) else -2.0
+
+    for check in (check_blind_replies, check_hedging, check_length):
+        assert await findings(check, sums(punished)) == []
+
+
 async def test_other_numerals_that_a_conversion_refuses() -> None:
     def lenient(completion: Any, answer: str) -> bool:
         try:
@@ -218,6 +243,15 @@ async def test_the_severity_of_a_grader_that_fails(grade: Any, severities: list[
     assert [finding.severity for finding in reported] == severities
 
 
+async def test_a_rollout_that_failed_once_on_a_busy_machine_is_no_finding() -> None:
+    subject, _ = await prepared(sums(exact))
+    reply: Any = constant("7")
+    [record] = (await subject.measure("seven", reply, 1)).records
+    failed = msgspec.structs.replace(record, error=ErrorInfo("rollout", "WorkerError", "unresponsive for 10 s"))
+    subject.worker_failures = [("seven", failed, reply)]
+    assert [finding async for finding in check_worker_failures(subject)] == []
+
+
 @pytest.mark.parametrize(
     ("answer", "kept", "kind"),
     [
@@ -237,6 +271,19 @@ async def test_a_grader_that_normalizes_too_much(answer: str, kept: str, kind: s
 
     reported = await findings(check_monotonicity, vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct])))
     assert [kind in finding.text for finding in reported if finding.severity is Severity.HIGH] == [True] * bool(kind)
+
+
+@pytest.mark.parametrize(
+    ("example", "is_found"),
+    [("Example: \\boxed{B}", True), ("Example: \\boxed{Z}", False), ("Write \\boxed{letter}.", False)],
+)
+async def test_an_example_in_the_prompt_that_is_an_answer(example: str, is_found: bool) -> None:
+    def correct(completion: Any, answer: str) -> float:
+        return float(re.findall(r"\\boxed{([^}]*)}", text(completion))[-1:] == [answer])
+
+    rows = [{"question": f"{example}\nQuestion {number}?", "answer": "ABCD"[number % 4]} for number in range(40)]
+    reported = await findings(check_blind_replies, vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct])))
+    assert [(finding.severity, "example" in finding.text) for finding in reported] == [(Severity.LOW, True)] * is_found
 
 
 def test_each_clean_check_states_what_it_could_have_seen() -> None:

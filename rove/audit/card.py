@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
-import rove
 from rove.audit.comparison import Rate, is_honest, reward_text
 from rove.audit.findings import CHECKS, Report, severity_text
 from rove.audit.report import rate_text
@@ -103,7 +103,7 @@ def make_card(report: Report, train_folder: str | Path | None = None) -> Card:
         environment=environment_version(report.env, report.env_dir, report.env_args),
         env_args=report.env_args,
         date=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
-        rove_version=rove.__version__,
+        rove_version=version("rove"),
         num_examples=report.num_examples,
         contacted=report.contacted,
         deterministic=_is_deterministic(report),

@@ -168,7 +168,7 @@ def test_the_generator_of_skyrl_runs_the_environments(name: str, monkeypatch: py
     assert rewards == [record.reward for record in records]
     for ids, mask, record in zip(output["response_ids"], output["loss_masks"], records, strict=True):
         sampled = tokenizer.decode([token for token, flag in zip(ids, mask, strict=True) if flag])
-        texts = [text_of(step.completion[0]) + tokenizer.eos_token for step in record.steps]
+        texts = [text_of(step.completion[0]) + str(tokenizer.eos_token) for step in record.steps]
         assert sampled == "".join(texts)
 
 

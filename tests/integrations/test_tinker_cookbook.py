@@ -198,7 +198,7 @@ def test_data_equal_the_sequences_of_the_records(tokenizer: str) -> None:
     data, metadata = assemble_training_data([group], compute_advantages([group]))
     assert len({env.record.seed for env in envs if env.record is not None}) == 3
     for datum, place in zip(data, metadata, strict=True):
-        record = envs[place["traj_idx"]].record
+        record = envs[int(place["traj_idx"])].record
         assert record is not None and record.steps
         [sequence] = vf.sequences_from_record(record)
         assert datum.model_input.to_ints() == sequence.ids[:-1]

@@ -1,12 +1,14 @@
 """Make this interpreter lack what Windows lacks, then run `rove` with the given words.
 
 `python windows_like.py WORDS…` runs on Linux, so it shows only that rove does not need the missing modules, functions and files.
-It does not test paths, locks or processes of Windows. `--no-compiler` before the words also hides the C compiler.
+It does not test paths, locks or processes of Windows. `--train` before the words also hides the C compiler. There, modules are
+missing for rove only, because the builds of PyTorch and transformers for Linux need them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import builtins
 import importlib
 import os
 import select
@@ -15,6 +17,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 MODULES = ("fcntl", "grp", "pty", "pwd", "resource", "termios", "tty")
 OS_NAMES = (
@@ -62,10 +66,29 @@ SOCKET_NAMES = ("recv_fds", "send_fds")
 SELECT_NAMES = ("poll",)
 
 
-def remove_posix() -> None:
-    """Block the modules and delete the functions that exist on POSIX systems only."""
+def block_modules() -> None:
+    """Make the import of a module raise ModuleNotFoundError, as it does where the module does not exist."""
     for module in MODULES:
-        sys.modules[module] = None  # pyright: ignore[reportArgumentType]  importing it raises ModuleNotFoundError
+        sys.modules[module] = None  # pyright: ignore[reportArgumentType]
+
+
+def block_modules_for_rove() -> None:
+    """Make the import of a module raise ModuleNotFoundError in the modules of rove."""
+    import_module = builtins.__import__
+
+    def import_unless_blocked(
+        name: str, globals: Mapping[str, object] | None = None, *more: Any, **options: Any
+    ) -> Any:
+        importer = str((globals or {}).get("__name__"))
+        if name in MODULES and importer.partition(".")[0] == "rove":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return import_module(name, globals, *more, **options)
+
+    builtins.__import__ = import_unless_blocked
+
+
+def remove_posix() -> None:
+    """Delete the functions and signals that exist on POSIX systems only."""
     for owner, names in ((os, OS_NAMES), (signal, SIGNAL_NAMES), (socket, SOCKET_NAMES), (select, SELECT_NAMES)):
         for name in names:
             if hasattr(owner, name):
@@ -97,10 +120,15 @@ if __name__ == "__main__":
     # These modules adapt to the system when they are imported, as they do on Windows.
     for name in ("asyncio", "multiprocessing.util", "selectors", "tempfile"):
         importlib.import_module(name)
-    remove_posix()
-    if sys.argv[1] == "--no-compiler":
+    if sys.argv[1] == "--train":
         del sys.argv[1]
+        for name in ("torch", "transformers", "transformers.generation.utils"):
+            importlib.import_module(name)
+        block_modules_for_rove()
         hide_compilers()
+    else:
+        block_modules()
+    remove_posix()
     from rove.cli.main import main
 
     main()

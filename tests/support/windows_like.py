@@ -1,24 +1,19 @@
 """Make this interpreter lack what Windows lacks, then run `rove` with the given words.
 
 `python windows_like.py WORDS…` runs on Linux, so it shows only that rove does not need the missing modules, functions and files.
-It does not test paths, locks or processes of Windows. `--train` before the words also hides the C compiler. There, modules are
-missing for rove only, because the builds of PyTorch and transformers for Linux need them.
+It does not test paths, locks or processes of Windows.
 """
 
 from __future__ import annotations
 
 import asyncio
-import builtins
 import importlib
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 MODULES = ("fcntl", "grp", "pty", "pwd", "resource", "termios", "tty")
 OS_NAMES = (
@@ -72,21 +67,6 @@ def block_modules() -> None:
         sys.modules[module] = None  # pyright: ignore[reportArgumentType]
 
 
-def block_modules_for_rove() -> None:
-    """Make the import of a module raise ModuleNotFoundError in the modules of rove."""
-    import_module = builtins.__import__
-
-    def import_unless_blocked(
-        name: str, globals: Mapping[str, object] | None = None, *more: Any, **options: Any
-    ) -> Any:
-        importer = str((globals or {}).get("__name__"))
-        if name in MODULES and importer.partition(".")[0] == "rove":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return import_module(name, globals, *more, **options)
-
-    builtins.__import__ = import_unless_blocked
-
-
 def remove_posix() -> None:
     """Delete the functions and signals that exist on POSIX systems only."""
     for owner, names in ((os, OS_NAMES), (signal, SIGNAL_NAMES), (socket, SOCKET_NAMES), (select, SELECT_NAMES)):
@@ -109,25 +89,11 @@ def refuse_proc(event: str, arguments: tuple[object, ...]) -> None:
         raise FileNotFoundError(arguments[0])
 
 
-def hide_compilers() -> None:
-    """Make `shutil.which` find nothing that compiles C."""
-    which = shutil.which
-    compilers = ("cc", "gcc", "clang")
-    shutil.which = lambda name, *options, **more: None if name in compilers else which(name, *options, **more)
-
-
 if __name__ == "__main__":
     # These modules adapt to the system when they are imported, as they do on Windows.
     for name in ("asyncio", "multiprocessing.util", "selectors", "tempfile"):
         importlib.import_module(name)
-    if sys.argv[1] == "--train":
-        del sys.argv[1]
-        for name in ("torch", "transformers", "transformers.generation.utils"):
-            importlib.import_module(name)
-        block_modules_for_rove()
-        hide_compilers()
-    else:
-        block_modules()
+    block_modules()
     remove_posix()
     from rove.cli.main import main
 

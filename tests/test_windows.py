@@ -13,7 +13,6 @@ import pytest
 PROGRAM = Path(__file__).parent / "support" / "windows_like.py"
 QUESTIONS = '{"question": "2+2?", "answer": "4"}\n{"question": "3+2?", "answer": "5"}\n'
 NO_LOCKS = "this system has no file locks"
-NO_COMPILER = "there is no C compiler"
 
 
 def start(words: str, folder: Path) -> subprocess.Popen[str]:
@@ -69,18 +68,3 @@ def test_the_viewer_answers(tmp_path: Path) -> None:
     finally:
         process.terminate()
         process.communicate()
-
-
-@pytest.mark.broad
-@pytest.mark.timeout(900)
-def test_sft_and_rl_need_nothing_that_windows_lacks(tmp_path: Path) -> None:
-    run("eval tictactoe -m scripted:teacher --train -n 20 -r 1 --run-dir data", tmp_path)
-    run("model new --env tictactoe -o small --games 10", tmp_path)
-    _, err = run(
-        "--no-compiler sft --data data -m small --epochs 1 --batch-size 8 --final-eval-rollouts 2 --run-dir sft",
-        tmp_path,
-    )
-    assert err.count(NO_COMPILER) == 1 and "slower" in err
-    _, err = run("--no-compiler rl tictactoe -m sft/final --steps 1 --batch-size 8 -t 12 --run-dir rl", tmp_path)
-    assert err.count(NO_COMPILER) == 1
-    assert (tmp_path / "rl/metrics.jsonl").read_text().count("\n") == 1

@@ -125,7 +125,9 @@ class Venv:
     def install_lowest(self, wheel: Path) -> None:
         """Install the wheel with the lowest version of each direct dependency."""
         self.install("uv")
-        run([self.programs / "uv", "pip", "install", "--resolution", "lowest-direct", wheel], self.programs, WORK)
+        # Without --python, uv would install into the checkout's .venv, which it finds in a parent folder.
+        uv = [self.programs / "uv", "pip", "install", "--python", self.programs / "python"]
+        run([*uv, "--resolution", "lowest-direct", wheel], self.programs, WORK)
 
     def first_commands(self) -> None:
         """Run the first commands; the wheel must be what is imported."""

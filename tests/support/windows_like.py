@@ -1,7 +1,7 @@
 """Make this interpreter lack what Windows lacks, then run `rove` with the given words.
 
 `python windows_like.py WORDS…` runs on Linux, so it shows only that rove does not need the missing modules, functions and files.
-It does not test paths, locks or processes of Windows. `--no-compiler` before the words also hides the C compiler.
+It does not test paths, locks or processes of Windows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import importlib
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -62,10 +61,14 @@ SOCKET_NAMES = ("recv_fds", "send_fds")
 SELECT_NAMES = ("poll",)
 
 
-def remove_posix() -> None:
-    """Block the modules and delete the functions that exist on POSIX systems only."""
+def block_modules() -> None:
+    """Make the import of a module raise ModuleNotFoundError, as it does where the module does not exist."""
     for module in MODULES:
-        sys.modules[module] = None  # pyright: ignore[reportArgumentType]  importing it raises ModuleNotFoundError
+        sys.modules[module] = None  # pyright: ignore[reportArgumentType]
+
+
+def remove_posix() -> None:
+    """Delete the functions and signals that exist on POSIX systems only."""
     for owner, names in ((os, OS_NAMES), (signal, SIGNAL_NAMES), (socket, SOCKET_NAMES), (select, SELECT_NAMES)):
         for name in names:
             if hasattr(owner, name):
@@ -86,21 +89,12 @@ def refuse_proc(event: str, arguments: tuple[object, ...]) -> None:
         raise FileNotFoundError(arguments[0])
 
 
-def hide_compilers() -> None:
-    """Make `shutil.which` find nothing that compiles C."""
-    which = shutil.which
-    compilers = ("cc", "gcc", "clang")
-    shutil.which = lambda name, *options, **more: None if name in compilers else which(name, *options, **more)
-
-
 if __name__ == "__main__":
     # These modules adapt to the system when they are imported, as they do on Windows.
     for name in ("asyncio", "multiprocessing.util", "selectors", "tempfile"):
         importlib.import_module(name)
+    block_modules()
     remove_posix()
-    if sys.argv[1] == "--no-compiler":
-        del sys.argv[1]
-        hide_compilers()
     from rove.cli.main import main
 
     main()

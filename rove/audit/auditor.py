@@ -233,8 +233,8 @@ class _Auditor:
         self.report.visible_shares = visible_shares(clean, len(base.floor.scored))
 
     async def _behavior(self, subject: Subject, base: Baseline) -> None:
-        # With tools, a rollout may have several turns although the scripted policies need one.
-        is_game = base.is_multi_turn or base.has_tools
+        # A rollout may have several turns although the scripted policies, or right answers, need one.
+        is_game = base.is_multi_turn or base.is_retried or base.has_tools
         no_own = ""
         if base.right_answer is None:
             no_own = "the rows' own answers earn no more than wrong answers" if subject.answers else NO_ANSWERS
@@ -315,7 +315,7 @@ class _Auditor:
         args = self.report.env_args
         rows = await asyncio.to_thread(self._in_process, args)
         if isinstance(rows, str):
-            for name in ("data-overlap", "contradictory-rows", "row-round-trip", "seed-shift"):
+            for name in sorted(DATA_CHECKS):
                 await self._do(name, _as_async([]), rows)
             return
         self.report.contacted, self.report.known_defects = rows["contacted"], rows["known_defects"]
@@ -337,7 +337,10 @@ class _Auditor:
         if "seed" not in rows["arguments"]:
             await self._do("seed-shift", _as_async([]), "the environment has no argument 'seed'")
             return
-        seed = int(str(args.get("seed", 0)))
+        seed = args.get("seed", 0)
+        if not isinstance(seed, int):
+            await self._do("seed-shift", _as_async([]), f"the argument 'seed' is {seed!r}, which is no integer")
+            return
         next_seed = {**args, "seed": seed + 1}
         shifted = await asyncio.to_thread(self._in_process, next_seed)
         if isinstance(shifted, str):

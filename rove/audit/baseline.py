@@ -34,6 +34,8 @@ FORMS_WITHOUT_ANSWER = 3
 STANDARD_ERRORS = 4.0
 """A paired difference counts as real if it exceeds this many standard errors; the limit accounts for the many replies of a
 check."""
+SEVERAL_TURNS = 1.5
+"""If rollouts have more turns than this on average, they have several turns."""
 MIN_PAIRS = 5
 """Minimum number of examples for a comparison."""
 MIN_DIFFERENCE = 0.05
@@ -61,6 +63,8 @@ class Baseline(NamedTuple):
     """Rollouts of the environment's scripted policies."""
     is_multi_turn: bool
     """Whether rollouts have several turns."""
+    is_retried: bool
+    """Whether rollouts have several turns after a wrong answer, as in a guessing game that the right answer ends in one turn."""
     has_tools: bool
     """Whether the model can call tools."""
     own_answer: Measured | None
@@ -149,7 +153,8 @@ async def measure_baseline(subject: Subject) -> Baseline:
         if len(honest) > 1:  # of several scripted policies, the weakest one shows chance
             candidates.append(min(honest, key=lambda measured: measured.mean))
         floor = highest(candidates)
-    is_multi_turn = statistics.fmean(turns or [1.0]) > 1.5
+    is_multi_turn = statistics.fmean(turns or [1.0]) > SEVERAL_TURNS
+    is_retried = statistics.fmean([len(record.steps) for record in floor.scored] or [1.0]) > SEVERAL_TURNS
     idle_replies = [await _idle(subject, name, reply) for name, reply in IDLE.items()]
     has_tools = any(record.tools for record in idle_replies[0].records)
     # In a task without answers, such as writing a short sentence, "I do not know." may be right.
@@ -165,6 +170,7 @@ async def measure_baseline(subject: Subject) -> Baseline:
         guesses=names,
         honest=honest,
         is_multi_turn=is_multi_turn,
+        is_retried=is_retried,
         has_tools=has_tools,
         own_answer=own_answer,
         idle=idle,

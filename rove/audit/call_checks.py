@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from rove.audit.subject import TRIED_EXAMPLES, Measured, Policy, Subject, eviden
 from rove.audit.tool_checks import calling_policy, with_values
 from rove.audit.traces import (
     Moves,
+    arguments_of,
     calls_of,
     moves_by_row,
     replayed,
@@ -121,8 +121,7 @@ def _changed_arguments(moves: Mapping[int, Moves], subject: Subject) -> list[Cha
     values: dict[tuple[str, str], dict[int, object]] = {}
     for row, row_moves in moves.items():
         for call in [call for move in row_moves for call in calls_of(move)]:
-            arguments = json.loads(call["function"]["arguments"] or "{}")
-            for argument, value in arguments.items():
+            for argument, value in arguments_of(call).items():
                 values.setdefault((call["function"]["name"], argument), {}).setdefault(row, value)
     prompts = [str(row["prompt"]) for row in subject.rows]
     changes: list[Change] = []

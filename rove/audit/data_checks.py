@@ -33,6 +33,9 @@ MIN_QUESTIONS = 10
 MIN_CONTRADICTORY = 2
 MAX_CONTRADICTORY = 0.3
 """If more than this share of such pairs have different answers, their rare words do not determine the answer."""
+MAX_OF_CHANCE = 0.5
+"""Neither do they if such pairs differ more than half as often as any two rows do. If 85% of the answers are "yes", two different
+questions about a person have different answers as rarely as rows with wrong answers."""
 WRONG_SHARE = 0.05
 """If more than this share of the rows contradict another one, right answers are refused often."""
 NEAR_SHARE = 0.1
@@ -146,9 +149,14 @@ def _answers_follow_from_prompts(train: Sequence[Row], evaluation: Sequence[Row]
     if not compared:
         return False
     num_same = sum(answers[_without_answer(row)] == _content(row)[-1] for row in compared)
-    counts = Counter(_content(row)[-1] for row in train)
-    by_chance = sum((count / counts.total()) ** 2 for count in counts.values())
+    by_chance = _equal_by_chance(train)
     return num_same / len(compared) > max(0.5, by_chance + 0.5 * (1 - by_chance))
+
+
+def _equal_by_chance(rows: Sequence[Row]) -> float:
+    """Return the probability that two random rows have the same answer."""
+    counts = Counter(_content(row)[-1] for row in rows)
+    return sum((count / counts.total()) ** 2 for count in counts.values())
 
 
 def _without_answer(row: Row) -> tuple[str, ...]:
@@ -233,11 +241,10 @@ def check_contradictions(rows: Sequence[Row]) -> Iterator[Finding]:
             by_question[(*rare, *_numbers(row))].append(row)
     pairs = [(group[0], row) for group in by_question.values() for row in group[1:]]
     contradictory = [pair for pair in pairs if not _agree(*pair)]
-    if (
-        len(pairs) < MIN_QUESTIONS
-        or len(contradictory) < MIN_CONTRADICTORY
-        or len(contradictory) > MAX_CONTRADICTORY * len(pairs)
-    ):
+    if len(pairs) < MIN_QUESTIONS or len(contradictory) < MIN_CONTRADICTORY:
+        return
+    largest = min(MAX_CONTRADICTORY, MAX_OF_CHANCE * (1 - _equal_by_chance(answered)))
+    if len(contradictory) > largest * len(pairs):
         return
     share = len(contradictory) / len(pairs)
     yield Finding(
@@ -302,12 +309,12 @@ def check_same_rows(rows: Sequence[Row], repeated_rows: Sequence[Row]) -> Iterat
         if changed:
             row, repeated = changed[0]
             example = f"one process: {row['text'][:500]}\nanother: {repeated['text'][:500]}"
+        difference = f"{len(changed)} of {len(rows)} rows differ"
+        if len(rows) != len(repeated_rows):
+            difference = f"there are {len(repeated_rows)} instead of {len(rows)} rows"
         yield Finding(
             id="determinism",
-            text=(
-                f"another process, with another PYTHONHASHSEED, has {len(repeated_rows)} instead of {len(rows)} rows; "
-                f"{len(changed)} of them differ"
-            ),
+            text=f"in another process, with another PYTHONHASHSEED, {difference}",
             prompt=example,
         )
 
@@ -336,7 +343,7 @@ def check_leaks(rows: Sequence[Row], common_text: str = "") -> Iterator[Finding]
     """Yield a finding about answers that the prompt shows.
 
     Args:
-        shown: Text that every row shows, such as the system prompt and the descriptions of tools.
+        common_text: Text that every row shows, such as the system prompt and the descriptions of tools.
     """
     usable = [row for row in rows if len(row["answer"]) >= MIN_ANSWER]
     if len(usable) < 10 or len({row["answer"] for row in usable}) < 5:

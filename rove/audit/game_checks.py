@@ -223,7 +223,8 @@ def balanced_share(base: Baseline) -> float:
     for moves in moves_by_row(highest(base.honest)).values():
         acting = [move for move in moves if calls_of(move)] or moves
         functions = [call["function"] for call in calls_of(acting[-1])] if acting else []
-        last_moves.add(str(functions) if functions else text_of(acting[-1]) if acting else "")
+        text = text_of(acting[-1]) if acting else ""
+        last_moves.add(str(functions) if functions else text)
     return 1 / len(last_moves) if len(last_moves) > 1 else 0.0
 
 

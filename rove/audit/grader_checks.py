@@ -69,9 +69,7 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         measured = await subject.measure(
             f"strange reply: {name}", policy, count, is_recorded=False, max_turns=FEW_TURNS
         )
-        failed = next((record for record in measured.records if _is_broken(record)), None)
-        if failed is not None and is_worker_failure(failed) and not await _fails_again(subject, policy, failed):
-            continue
+        failed = await _first_failure(subject, policy, measured)
         if failed is not None:
             broken[name] = failed
             if is_worker_failure(failed):
@@ -84,7 +82,7 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         also_failing = ""
         if names:
             also_failing = f"; {', '.join(names)} also {'fails' if len(names) == 1 else 'fail'}"
-        is_severe = is_worker_failure(record) or "Timeout" in record.error.type or _is_everyday(label)
+        is_severe = _depends_on_time(record) or _is_everyday(label)
         yield Finding(
             id="grader-robustness",
             severity=Severity.HIGH if is_severe else Severity.MEDIUM,
@@ -103,10 +101,25 @@ def _tower(answer: str) -> str:
     return re.sub(r"[()\s]", "", powers)
 
 
+async def _first_failure(subject: Subject, policy: Policy, measured: Measured) -> RolloutRecord | None:
+    """Return the first failed rollout, without failures at a time limit that the reply does not cause again."""
+    failures = [record for record in measured.records if _is_broken(record)]
+    timed = [record for record in failures if _depends_on_time(record)]
+    # A worker that is killed ends the rollouts of all rows, so the rows up to the last one are repeated.
+    if timed and await _fails_again(subject, policy, timed[-1]):
+        return timed[0]
+    return next((record for record in failures if record not in timed), None)
+
+
+def _depends_on_time(record: RolloutRecord) -> bool:
+    """Return whether a rollout ended or blocked its worker, or exceeded a time limit of the environment."""
+    return is_worker_failure(record) or (record.error is not None and "Timeout" in record.error.type)
+
+
 async def _fails_again(subject: Subject, policy: Policy | Client, record: RolloutRecord) -> bool:
-    """Return whether a rollout that ended or blocked its worker does so again: on a busy machine, any rollout may take long."""
+    """Return whether a rollout that failed at a time limit does so again: on a busy machine, any rollout may take long."""
     repeated = await subject.measure("a reply that failed, again", policy, record.example_id + 1, is_recorded=False)
-    return any(is_worker_failure(again) for again in repeated.records)
+    return any(_depends_on_time(again) for again in repeated.records)
 
 
 async def check_worker_failures(subject: Subject) -> AsyncIterator[Finding]:

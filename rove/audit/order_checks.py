@@ -9,7 +9,7 @@ from fractions import Fraction
 from rove.audit.baseline import Baseline, is_higher
 from rove.audit.replies import from_answer
 from rove.audit.reward_checks import HIGH_SHARE, PAID_SHARE, can_compare_variants
-from rove.audit.subject import Measured, Subject, highest, reward_of
+from rove.audit.subject import Measured, Subject, evidence, highest, reward_of
 from rove.core.findings import Finding, Severity
 from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
@@ -99,7 +99,7 @@ def _gives(record: RolloutRecord) -> bool:
     return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
 
 
-FRACTION = re.compile(r"(-?)\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
+FRACTION = re.compile(r"(-?)\\[dt]?frac\{(-?\d+)\}\{([1-9]\d*)\}")
 Rewrite = Callable[[str], str]
 """Function that writes an answer in another form; "" if it has none."""
 
@@ -173,7 +173,8 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
     if worst is None:
         return
     share, changed, name = worst
-    record = changed.records[0]
+    record = min(changed.scored, key=reward_of)
+    prompt, completion = evidence(record)
     yield Finding(
         id="own-answer",
         severity=Severity.HIGH if share > PAID_SHARE else Severity.MEDIUM,
@@ -185,8 +186,8 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
         remedy="compare values, or state the required form in the prompt",
         rate=changed.interval,
         floor=own_answer.mean,
-        prompt=changed.example()[0],
-        completion=text_of(record.completion[-1]) if record.completion else "",
+        prompt=prompt,
+        completion=completion,
     )
 
 

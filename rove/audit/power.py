@@ -7,13 +7,22 @@ from collections.abc import Mapping, Sequence
 from rove.audit.baseline import visible_share
 from rove.audit.call_checks import TIED_SHARE
 from rove.audit.data_checks import LEAK_SHARE, OVERLAP_SHARE, SHIFT_SHARE
+from rove.audit.game_checks import BLIND_SHARE
 from rove.audit.grader_checks import NASTY_EXAMPLES, REPEATED_EXAMPLES
-from rove.audit.reward_checks import HEDGE_SHARE, MISSED_SHARE, ROW_SHARE
+from rove.audit.reward_checks import HEDGE_SHARE, MISSED_SHARE, PAID_SHARE, ROW_SHARE
+from rove.audit.tool_checks import EXTRA_SHARE
 
 CERTAINTY = 0.95
 """Probability with which a check that looks for a single case sees a defect of the given share."""
-PAIRED = ("blind-reply", "length", "blind-game", "paid-calls", "reward-order", "policy-search")
-"""Checks that compare rewards of the same rows; see `visible_share`."""
+PAIRED: Mapping[str, float] = {
+    "blind-reply": 0.0,
+    "length": 0.0,
+    "blind-game": BLIND_SHARE,
+    "paid-calls": EXTRA_SHARE,
+    "reward-order": PAID_SHARE,
+    "policy-search": 0.0,
+}
+"""Check that compares rewards of the same rows → the smallest share of the full reward that it reports; see `visible_share`."""
 LIMITS: Mapping[str, float] = {
     "hedging": HEDGE_SHARE,
     "monotonicity": 0.95,
@@ -44,7 +53,7 @@ def visible_shares(checks: Sequence[str], count: int) -> dict[str, float]:
     shares: dict[str, float] = {}
     for check in checks:
         if check in PAIRED:
-            shares[check] = visible_share(count)
+            shares[check] = max(PAIRED[check], visible_share(count))
         elif check in LIMITS:
             shares[check] = max(LIMITS[check], 1 / max(count, 1))
         elif check in SINGLE:

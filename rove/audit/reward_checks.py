@@ -11,7 +11,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from rove.audit.baseline import STANDARD_ERRORS, Baseline, beats_guess, is_above, is_higher
+from rove.audit.baseline import MIN_PAIRS, STANDARD_ERRORS, Baseline, beats_guess, is_above, is_higher
 from rove.audit.findings import shortened
 from rove.audit.replies import (
     ALL_TAGS,
@@ -40,6 +40,7 @@ from rove.core.findings import Finding, Severity
 from rove.core.messages import Messages, text_of
 from rove.core.records import RolloutRecord
 from rove.core.state import State
+from rove.utils.units import counted
 
 HIGH_SHARE, MEDIUM_SHARE = 0.5, 0.1
 """A reply that does not do the task is of high or medium severity if it earns at least this share of the range of rewards."""
@@ -63,6 +64,8 @@ TIED_SHARE, MIN_WRONG = 0.8, 5
 such rows."""
 EXCESS = 0.25
 """Wrong answers may earn the share of the reward that they have in common with the right answer, plus less than this."""
+ROUNDING = 0.01
+"""Partial credit may exceed the common share by this much, because each grader compares answers in its own way."""
 MISSED_SHARE = 0.05
 """It is a finding if the own answers of more than this share of the rows do not earn the full reward."""
 MIN_REPLIES = 15
@@ -74,8 +77,10 @@ LENGTHS = (0, 30, 300, 3000)
 FILLER = ("and", "so", "then", "we", "see", "that", "it", "follows")
 MAX_LISTED = 4
 """Maximum number of replies listed in a finding."""
-TOLERABLE = {"one more", "nonsense appended", "nonsense in front"}
-"""Errors that a stated tolerance, or a search for the answer in a sentence, may allow."""
+TOLERABLE = {"one more", "nonsense appended", "nonsense in front", "written twice"}
+"""Errors that a stated tolerance, or a search for the answer in a sentence, may allow: the last three keep the right answer."""
+RIGHT_ONE_FIRST = {"retraction", "negation", "alternative"}
+"""Hedges that name no other answer, or name it after the right one."""
 TOLERANCE = re.compile(r"approximat|rough|tolerance|within \d|estimate|±", re.IGNORECASE)
 """Words of a prompt that allow an answer to be off."""
 
@@ -164,7 +169,7 @@ def _share_for_nothing(base: Baseline, reply: Measured) -> float:
 def _imbalance(subject: Subject, base: Baseline) -> Finding | None:
     """Return a finding if a constant answer gets many rows right, because their answers are not balanced."""
     counts = Counter(map(str, subject.answers))
-    if not counts:
+    if counts.total() < MIN_PAIRS:  # a task of a single row always has one answer
         return None
     answer, count = counts.most_common(1)[0]
     share = count / counts.total()
@@ -182,7 +187,8 @@ def _imbalance(subject: Subject, base: Baseline) -> Finding | None:
     return Finding(
         id="blind-reply",
         severity=severity,
-        text=f"{share:.0%} of the rows have the same answer; there are {len(counts)} different answers",
+        text=f"{share:.0%} of the rows have the same answer; there {'is' if len(counts) == 1 else 'are'} "
+        f"{counted(len(counts), 'different answer')}",
         remedy="add rows with other answers, or compare results with this share",
         cause="the answers of the rows are not balanced",
         rate=(share, share, share),
@@ -283,8 +289,9 @@ async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Findi
     if paid:
         worst = highest(paid)
         names = ", ".join(f"'{hedge.name}'" for hedge in paid)
-        # words around a long answer may be an honest part of partial credit
-        only_adds_words = {hedge.name for hedge in paid} <= {"retraction", "negation"}
+        # Words around a long answer, or after it, may be an honest part of partial credit. A grader that searches for the answer
+        # also finds it after another one.
+        only_adds_words = {hedge.name for hedge in paid} <= RIGHT_ONE_FIRST
         is_partial = only_adds_words and worst.mean < base.right_answer.mean - 1e-6
         yield worst.finding(
             "hedging",
@@ -339,7 +346,8 @@ async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[
             continue
         # Compared with the same rows, since not every answer has a variant of this kind.
         expected = statistics.fmean(own_rewards.get(record.example_key, own_answer.mean) for record in changed.scored)
-        if changed.mean > expected - 0.05 * min(base.range, base.full - base.nothing):
+        is_full = changed.mean > expected - 0.05 * min(base.range, base.full - base.nothing)
+        if is_full and not _is_partial_credit(changed, kind, own_rewards, base):
             paid.append(changed)
     answers = {str(answer) for answer in subject.answers}
     is_choice = len(answers) <= 12 and all(len(answer) <= 1 for answer in answers)
@@ -354,6 +362,20 @@ async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[
             Severity.LOW if kinds_paid <= tolerable else Severity.HIGH,
             floor=base.floor.mean,
         )
+
+
+def _is_partial_credit(changed: Measured, kind: str, own_rewards: Mapping[str, float], base: Baseline) -> bool:
+    """Return whether wrong variants earn less than the right answers, and no more than what they have in common with these.
+
+    A grader that pays the share of equal letters pays 0.99 for an answer of 80 letters with an error in one of them.
+    """
+    num_tied = 0
+    in_common: list[float] = []
+    for record in changed.scored:
+        num_tied += reward_of(record) >= own_rewards.get(record.example_key, base.full) - 1e-6
+        in_common.append(similarity(corruptions(record.answer, random.Random(0))[kind], record.answer))
+    is_tied = num_tied >= TIED_SHARE * len(changed.scored)
+    return not is_tied and base.share_of_task(changed.mean) <= statistics.fmean(in_common) + ROUNDING
 
 
 def can_compare_variants(base: Baseline) -> bool:

@@ -17,6 +17,7 @@ from rove.audit.reward_checks import HIGH_SHARE, PAID_SHARE, can_compare_variant
 from rove.audit.subject import Measured, Policy, Subject, evidence, highest
 from rove.audit.traces import (
     Moves,
+    arguments_of,
     calls_of,
     changed_arguments,
     moves_by_row,
@@ -28,7 +29,7 @@ from rove.audit.traces import (
 )
 from rove.core.findings import Finding, Severity
 from rove.core.messages import AssistantMessage, Message, Messages, text_of
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonObject
 from rove.core.state import State, bookkeeping
 from rove.envs.tool import example_call
 
@@ -211,9 +212,8 @@ def with_values(call: JsonObject, prompt: str) -> JsonObject:
     numbers = re.findall(r"\b\d+\b", prompt) or re.findall(r"\d+", prompt)
     words = iter(names or numbers)
     amounts = iter(numbers)
-    arguments: JsonMapping = json.loads(call["function"]["arguments"])
     values: JsonObject = {}
-    for name, value in arguments.items():
+    for name, value in arguments_of(call).items():
         values[name] = value
         named = _named_value(name, prompt)
         if isinstance(value, str) and named:

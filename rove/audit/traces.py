@@ -39,6 +39,15 @@ def calls_of(message: Mapping[str, Any]) -> list[JsonObject]:
     return list(message.get("tool_calls") or [])
 
 
+def arguments_of(call: JsonObject) -> JsonObject:
+    """Return the arguments of a call; none if they are not a JSON object."""
+    try:
+        arguments = json.loads(call["function"]["arguments"] or "{}")
+    except ValueError:
+        return {}
+    return arguments if isinstance(arguments, dict) else {}
+
+
 def _move(text: str, calls: Sequence[JsonObject] = ()) -> Message:
     return AssistantMessage(text or None, tool_calls=list(calls)) if calls else AssistantMessage(text)
 
@@ -156,7 +165,7 @@ def with_argument(
         other = next((value for value in others if value != values[row]), values[row])
 
         def changed(call: JsonObject) -> JsonObject:
-            arguments = json.loads(call["function"]["arguments"] or "{}")
+            arguments = arguments_of(call)
             if call["function"]["name"] != tool or arguments.get(argument) != values[row]:
                 return call
             function = {**call["function"], "arguments": json.dumps({**arguments, argument: other})}
@@ -207,6 +216,5 @@ def tools_called(moves: Mapping[int, Moves]) -> list[str]:
 
 def changed_arguments(call: JsonObject, change: Callable[[Any], Any]) -> JsonObject:
     """Return a call with every argument changed."""
-    arguments = json.loads(call["function"]["arguments"] or "{}")
-    values = {name: change(value) for name, value in arguments.items()}
+    values = {name: change(value) for name, value in arguments_of(call).items()}
     return {**call, "function": {**call["function"], "arguments": json.dumps(values)}}

@@ -239,6 +239,8 @@ def command(
         return
     settings = AuditOptions(num_examples=num_examples, only=only, skip=skip, seconds=seconds, seed=seed)
     args = json_object(env_args, "-a") or {}
+    if trained is not None and not card:
+        raise ConfigError(f"--trained {trained} is for a card: add --card FILE, or leave it out")
     if compare:
         _check_comparison(env, learn, baseline, card)
         run = partial(run_audit, env_args=args, options=settings, reporter=ConsoleReporter(console), judge=judge)
@@ -246,8 +248,6 @@ def command(
         ctx.exit(int(worst is not None and worst >= Severity(fail_on)))
     if env is None:
         raise ConfigError("no environment given: rove audit ENV")
-    if trained is not None and not card:
-        raise ConfigError(f"--trained {trained} is for a card: add --card FILE, or leave it out")
     if "learned-reward" in only and not learn:
         raise ConfigError("the check 'learned-reward' trains a model; add --learn")
     check_outputs(output, SUFFIXES)

@@ -504,5 +504,5 @@ def example_value(schema: JsonMapping) -> object:
 def example_call(tool: JsonMapping, call_id: str) -> JsonObject:
     """Return a call of a tool in OpenAI's form, with arguments that fit its schema."""
     function = tool["function"]
-    arguments = json.dumps(example_value(function.get("parameters") or {}))
+    arguments = json.dumps(example_value(function.get("parameters") or {"type": "object"}))
     return {"id": call_id, "type": "function", "function": {"name": function["name"], "arguments": arguments}}

@@ -340,6 +340,7 @@ def test_a_finding_of_medium_severity_sets_the_exit_status(rove: Rove) -> None:
         (("sums", "--only", "learned-reward"), "add --learn"),
         (("sums", "--only", "hedging,length"), "--only hedging --only length"),
         (("sums", "--compare", "sums", "sums"), "remove 'sums'"),
+        (("--compare", "sums", "sums", "--trained", "runs/sums"), "add --card"),
         (("--compare", "sums", "page.md"), "no environment 'page.md'"),
     ],
 )

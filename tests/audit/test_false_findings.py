@@ -1,0 +1,228 @@
+"""Sound environments about which the audit had a finding, each with a counterpart that has the defect."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from commands import environment
+
+import rove as vf
+from rove.audit.auditor import AuditOptions, audit
+from rove.audit.data_checks import check_contradictions, check_same_rows
+from rove.audit.grader_checks import check_robustness
+from rove.audit.order_checks import check_refused_forms
+from rove.audit.power import visible_shares
+from rove.audit.reward_checks import check_blind_replies, check_hedging, check_monotonicity
+from rove.audit.similarity import similarity
+from rove.audit.subject import Subject
+from rove.audit.tool_checks import with_values
+from rove.audit.traces import arguments_of
+from rove.core.findings import Severity
+from rove.core.records import ErrorInfo
+from rove.envs.tool import example_call
+from tests.audit.test_checks import exact, findings, prepared, sums, text
+
+WORDS = [
+    "amber",
+    "birch",
+    "cedar",
+    "daisy",
+    "elder",
+    "fern",
+    "grass",
+    "hazel",
+    "iris",
+    "jade",
+    "kelp",
+    "lotus",
+    "maple",
+    "nettle",
+    "olive",
+    "poppy",
+]
+
+
+def lists(grade: Any, count: int = 12) -> vf.Environment:
+    """Return an environment whose answers are long lists of words, graded by `grade(reply, answer)`."""
+
+    def correct(completion: Any, answer: str) -> float:
+        return float(grade(text(completion), answer))
+
+    rng = random.Random(0)
+    rows: list[dict[str, Any]] = []
+    for number in range(30):
+        words = rng.sample(WORDS, count)
+        rows.append({"question": f"List {number}: sort {' '.join(words)}", "answer": " ".join(sorted(words))})
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct]))
+
+
+def equal_letters(reply: str, answer: str) -> float:
+    """Return the share of equal letters, as reasoning-gym's emoji_mystery does."""
+    pairs = zip(reply, answer, strict=False)
+    return sum(letter == right_letter for letter, right_letter in pairs) / max(len(reply), len(answer), 1)
+
+
+def with_one_error(reply: str, answer: str) -> bool:
+    """Accept an answer with an error in one letter."""
+    num_equal = sum(letter == right_letter for letter, right_letter in zip(reply, answer, strict=False))
+    return len(reply) == len(answer) and num_equal >= len(answer) - 1
+
+
+@pytest.mark.parametrize(
+    ("grade", "severities"),
+    [
+        (equal_letters, []),
+        (with_one_error, [Severity.HIGH]),
+        (lambda reply, answer: answer in reply, [Severity.LOW]),  # the right answer twice is a right answer
+        (lambda reply, answer: sorted(reply) == sorted(answer), [Severity.HIGH]),
+    ],
+)
+async def test_partial_credit_for_wrong_variants(grade: Any, severities: list[Severity]) -> None:
+    assert [finding.severity for finding in await findings(check_monotonicity, lists(grade))] == severities
+
+
+def equal_words(reply: str, answer: str) -> float:
+    """Return the share of words in their place, less a little for words after them."""
+    words, right_words = reply.split(), answer.split()
+    pairs = zip(words, right_words, strict=False)
+    return sum(word == right_word for word, right_word in pairs) / (0.9 * len(right_words) + 0.1 * len(words))
+
+
+def any_candidate(reply: str, answer: str) -> float:
+    return 1.0 if reply == answer else 0.9 * (answer in reply)
+
+
+@pytest.mark.parametrize(
+    ("grade", "severities"),
+    [
+        (equal_words, [Severity.LOW]),
+        (any_candidate, [Severity.HIGH]),
+        (lambda reply, answer: reply.startswith(answer), [Severity.HIGH]),
+    ],
+)
+async def test_partial_credit_for_words_after_the_right_answer(grade: Any, severities: list[Severity]) -> None:
+    assert [finding.severity for finding in await findings(check_hedging, lists(grade))] == severities
+
+
+GUESSING = """
+import rove as vf
+
+class Guessing(vf.MultiTurnEnv):
+    async def env_response(self, messages, state, **kwargs):
+        reply = messages[-1]["content"]
+        is_right = PAID
+        state["right"] = state.get("right", False) or is_right
+        if is_right:
+            state["final_env_response"] = "Right."
+        return "Another number."
+
+def right(state):
+    return float(state.get("right", False))
+
+def load_environment():
+    rows = [{"question": f"Round {n}: guess my number between 100 and 999.", "answer": str(100 + 7 * n)} for n in range(30)]
+    return Guessing(dataset=rows, rubric=vf.Rubric([right]), max_turns=4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("paid", "is_found"), [("reply == state['answer']", False), ("reply == state['answer'] or len(messages) > 6", True)]
+)
+async def test_a_game_that_the_right_answer_ends_in_one_turn(paid: str, is_found: bool, tmp_path: Path) -> None:
+    environment(tmp_path, "guessing", GUESSING.replace("PAID", paid))
+    report = await audit("guessing", str(tmp_path), options=AuditOptions(num_examples=6, only=("blind-game",)))
+    assert report.skipped == {}
+    assert [finding.id for finding in report.findings] == ["blind-game"] * is_found
+
+
+class _Busy(Subject):
+    """A machine on which the first rollouts with the reply `reply` exceed a time limit; each time, if `is_lasting`."""
+
+    def __init__(self, subject: Subject, type_: str, is_lasting: bool, failing_row: int):
+        super().__init__(subject.env, subject.count, subject.deadline)
+        self.rows = subject.rows
+        self.type = type_
+        self.is_lasting = is_lasting
+        self.failing_row = failing_row
+
+    async def measure(self, name: str, *args: Any, **options: Any) -> Any:
+        measured = await super().measure(name, *args, **options)
+        is_failing = name == "strange reply: a word" or (self.is_lasting and name.endswith("again"))
+        for position, record in enumerate(measured.records):
+            if is_failing and record.example_id == self.failing_row:
+                error = ErrorInfo("rollout", self.type, "a time limit")
+                measured.records[position] = msgspec.structs.replace(record, error=error)
+        return measured
+
+
+@pytest.mark.parametrize("type_", ["WorkerError", "TimeoutError"])
+@pytest.mark.parametrize("is_lasting", [False, True])
+async def test_a_time_limit_is_a_finding_only_if_it_is_exceeded_again(type_: str, is_lasting: bool) -> None:
+    subject, base = await prepared(sums(exact))
+    busy = _Busy(subject, type_, is_lasting, failing_row=2)
+    reported = [finding async for finding in check_robustness(busy, base)]
+    assert [finding.severity for finding in reported] == [Severity.HIGH] * is_lasting
+
+
+def test_long_texts_are_compared_with_all_their_letters() -> None:
+    answer = "".join(random.Random(0).choices("abcdefghij", k=280))
+    assert similarity(f"{answer[:140]}q{answer[141:]}", answer) > 0.99
+
+
+def test_questions_with_frequent_answers_do_not_contradict_each_other() -> None:
+    def row(question: str, answer: str) -> dict[str, Any]:
+        return {"text": question, "answer": answer, "digest": question, "changed": []}
+
+    def about(number: int, is_wrong: bool, is_same: bool) -> list[dict[str, Any]]:
+        answer = "no" if number % 7 == 0 else "yes"
+        other_answer = answer if is_same else "no" if number % 7 == 1 else "yes"
+        if is_wrong:
+            other_answer = "yes" if other_answer == "no" else "no"
+        return [row(f"Is person{number} tall?", answer), row(f"Does person{number} sing?", other_answer)]
+
+    sound = [row for number in range(70) for row in about(number, False, is_same=False)]
+    assert list(check_contradictions(sound)) == []
+    defective = [row for number in range(70) for row in about(number, number in (3, 30, 60), is_same=True)]
+    [finding] = check_contradictions(defective)
+    assert "3 of 70 pairs" in finding.text
+
+
+@pytest.mark.parametrize(("num_rows", "is_found"), [(1, False), (4, False), (6, True)])
+async def test_a_task_of_a_few_rows_is_not_unbalanced(num_rows: int, is_found: bool) -> None:
+    def correct(completion: Any, answer: str) -> float:
+        return float(text(completion) == answer)
+
+    rows = [{"question": f"What is {number} times 7?", "answer": "49"} for number in range(num_rows)]
+    reported = await findings(check_blind_replies, vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct])))
+    assert ["there is 1 different answer" in finding.text for finding in reported] == [True] * is_found
+
+
+def test_rows_that_differ_in_another_process_are_not_called_fewer() -> None:
+    rows = [{"text": f"row {number}", "digest": str(number)} for number in range(20)]
+    [finding] = check_same_rows(rows, [*rows[:19], {"text": "another row", "digest": "x"}])
+    assert finding.text.endswith("1 of 20 rows differ")
+
+
+async def test_a_refused_form_is_shown_with_the_reply_that_was_refused() -> None:
+    def correct(completion: Any, answer: str) -> float:
+        return float(text(completion) == answer or text(completion) == "1000")
+
+    rows = [{"question": f"Count {number}", "answer": f"{number},000"} for number in range(1, 31)]
+    env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct]))
+    [finding] = await findings(check_refused_forms, env)
+    assert "," not in finding.completion and finding.completion != "1000"
+
+
+def test_a_tool_without_parameters_has_a_call_without_arguments() -> None:
+    call = example_call({"type": "function", "function": {"name": "look"}}, "call_0")
+    assert arguments_of(call) == {} == arguments_of(with_values(call, "Order R500"))
+    assert arguments_of({"function": {"name": "look", "arguments": "{order:"}}) == {}
+
+
+def test_a_check_that_needs_half_of_the_reward_does_not_claim_to_see_less() -> None:
+    shares = visible_shares(("blind-reply", "blind-game", "paid-calls", "reward-order"), 250)
+    assert shares == {"blind-reply": 0.06, "blind-game": 0.5, "paid-calls": 0.1, "reward-order": 0.25}

@@ -44,6 +44,7 @@ def prepare_imports() -> None:
 
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "", None)
+"""Names and addresses of this machine."""
 
 
 def record_contact(contacted: list[str], event: str, args: tuple[Any, ...]) -> None:

@@ -150,7 +150,7 @@ def test_seed_shift_of_rows_that_have_their_number_or_equal_prompts() -> None:
 def test_rows_of_other_processes() -> None:
     rows = numbered(0, 20)
     assert list(check_same_rows(rows, rows)) == []
-    assert ["1 of them differ" in finding.text for finding in check_same_rows(rows, [row("other"), *rows[1:]])] == [
+    assert ["1 of 20 rows differ" in finding.text for finding in check_same_rows(rows, [row("other"), *rows[1:]])] == [
         True
     ]
     assert ["0 instead of 20 rows" in finding.text for finding in check_same_rows(rows, [])] == [True]

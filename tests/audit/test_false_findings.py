@@ -12,7 +12,7 @@ from commands import environment
 
 import rove as vf
 from rove.audit.auditor import AuditOptions, audit
-from rove.audit.data_checks import check_contradictions, check_same_rows
+from rove.audit.data_checks import check_contradictions
 from rove.audit.grader_checks import check_robustness
 from rove.audit.order_checks import check_refused_forms
 from rove.audit.power import visible_shares
@@ -199,12 +199,6 @@ async def test_a_task_of_a_few_rows_is_not_unbalanced(num_rows: int, is_found: b
     rows = [{"question": f"What is {number} times 7?", "answer": "49"} for number in range(num_rows)]
     reported = await findings(check_blind_replies, vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct])))
     assert ["there is 1 different answer" in finding.text for finding in reported] == [True] * is_found
-
-
-def test_rows_that_differ_in_another_process_are_not_called_fewer() -> None:
-    rows = [{"text": f"row {number}", "digest": str(number)} for number in range(20)]
-    [finding] = check_same_rows(rows, [*rows[:19], {"text": "another row", "digest": "x"}])
-    assert finding.text.endswith("1 of 20 rows differ")
 
 
 async def test_a_refused_form_is_shown_with_the_reply_that_was_refused() -> None:

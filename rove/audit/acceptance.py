@@ -38,6 +38,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Return the entry as one line: check, and the fields that restrict it."""
         restrictions = [f'env "{self.env}"'] if self.env else []
         restrictions += [f'text "{self.text}"'] if self.text else []
+        restrictions += [f"severity up to {self.severity.value}"] if self.severity < Severity.HIGH else []
         return ", ".join([self.check, *restrictions])
 
     def accepts(self, finding: Finding) -> bool:

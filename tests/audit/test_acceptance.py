@@ -48,7 +48,10 @@ def test_an_entry_can_name_the_environment_a_reply_and_a_severity() -> None:
         [],
         ["hedging, text \"'negation'\""],
     )
-    assert accepted(Acceptance(check="hedging", reason=REASON, severity=Severity.MEDIUM)) == ([], ["hedging"])
+    assert accepted(Acceptance(check="hedging", reason=REASON, severity=Severity.MEDIUM)) == (
+        [],
+        ["hedging, severity up to medium"],
+    )
 
 
 def test_an_entry_of_a_check_that_was_not_done_is_no_news() -> None:

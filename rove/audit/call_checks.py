@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from rove.audit.baseline import MIN_PAIRS, Baseline, is_higher
 from rove.audit.game_checks import balanced_share
-from rove.audit.replies import last_message
 from rove.audit.reward_checks import HIGH_SHARE, TIED_SHARE
 from rove.audit.subject import TRIED_EXAMPLES, Measured, Policy, Subject, evidence, highest, reward_of
-from rove.audit.tool_checks import calling_policy, with_values
+from rove.audit.tool_checks import calling_policy, last_of_prompt, with_values
 from rove.audit.traces import (
     Moves,
     arguments_of,
@@ -176,7 +175,7 @@ def _is_named(tool: str, sentences: Sequence[str], words: re.Pattern[str]) -> bo
 async def check_row_values(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding if a fixed sequence of calls with the values of another row's prompt earns a reward."""
     record = next((record for record in base.idle.records if record.tools), None)
-    prompts = [_shown_text(row["prompt"]) for row in subject.rows]
+    prompts = [last_of_prompt(row["prompt"]) for row in subject.rows]
     if record is None or len(set(prompts)) < MIN_PAIRS:
         return
     tools = [tool["function"]["name"] for tool in (record.tools or [])[:SEQUENCE_TOOLS]]
@@ -205,10 +204,6 @@ async def check_row_values(subject: Subject, base: Baseline) -> AsyncIterator[Fi
             prompt=prompt,
             completion=completion,
         )
-
-
-def _shown_text(prompt: str | Messages) -> str:
-    return prompt if isinstance(prompt, str) else last_message(prompt)
 
 
 def _sequence(names: Sequence[str], prompts: Sequence[str]) -> Policy:

@@ -7,8 +7,9 @@ import random
 import re
 import statistics
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import permutations
+from typing import Any
 
 from rove.audit.baseline import Baseline, beats_guess, is_higher
 from rove.audit.findings import shortened
@@ -339,13 +340,7 @@ async def check_message_leaks(subject: Subject, base: Baseline) -> AsyncIterator
     }
     for name, policy in policies.items():
         measured = await subject.measure(f"messages after {name}", policy, 20)
-        leaking = [record for record in measured.records if contains_answer(record.completion, record.answer)]
-        # Answers of neighboring rows show how often messages contain an answer by chance.
-        num_by_chance = 0
-        neighbors = [*measured.records[1:], *measured.records[:1]]
-        for record, neighbor in zip(measured.records, neighbors, strict=True):
-            if neighbor.answer != record.answer:
-                num_by_chance += contains_answer(record.completion, neighbor.answer)
+        leaking, num_by_chance = leaking_records(measured)
         if measured.records and len(leaking) - num_by_chance > LEAK_SHARE * len(measured.records):
             prompt, completion = evidence(leaking[0])
             share = len(leaking) / len(measured.records)
@@ -358,6 +353,28 @@ async def check_message_leaks(subject: Subject, base: Baseline) -> AsyncIterator
                 completion=shortened(completion, 800),
             )
             return
+
+
+def leaking_records(
+    measured: Measured, choose: Callable[[list[Any]], list[Any]] = list
+) -> tuple[list[RolloutRecord], int]:
+    """Return the rollouts whose messages contain their row's answer, and how many contain the answer of the next row.
+
+    Answers of other rows show how often messages contain an answer by chance.
+
+    Args:
+        choose: Messages of a rollout → the messages that are searched; all by default.
+    """
+    leaking: list[RolloutRecord] = []
+    num_by_chance = 0
+    neighbors = [*measured.records[1:], *measured.records[:1]]
+    for record, neighbor in zip(measured.records, neighbors, strict=True):
+        messages = choose(record.completion)
+        if contains_answer(messages, record.answer):
+            leaking.append(record)
+        if neighbor.answer != record.answer:
+            num_by_chance += contains_answer(messages, neighbor.answer)
+    return leaking, num_by_chance
 
 
 def each_tool(messages: Messages, state: State, rng: random.Random) -> str | Message:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rove.audit.baseline import Baseline, is_higher
 from rove.audit.findings import shortened
-from rove.audit.game_checks import contains_answer
+from rove.audit.game_checks import LEAK_SHARE, leaking_records
 from rove.audit.replies import last_message, wrong
 from rove.audit.reward_checks import HIGH_SHARE, PAID_SHARE, can_compare_variants
 from rove.audit.subject import Measured, Policy, Subject, evidence, highest
@@ -39,8 +39,6 @@ CALL_TURNS, CALLS_PER_TURN, COPIES = 6, 5, 3
 """Turns with the same call, calls in one turn, and copies of each call of a good policy."""
 EXTRA_SHARE = 0.1
 """It is a finding if superfluous calls of a good policy raise its reward by this share of the full reward."""
-LEAK_SHARE = 0.3
-"""Minimum share of rows whose answer is in an error message."""
 LEAK_EXAMPLES = 20
 ERROR = re.compile(
     r"error|exception|invalid|unknown|no such|not found|there is no|does not|expected|cannot|fail|denied|missing|wrong",
@@ -73,8 +71,8 @@ async def check_paid_calls(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         if is_higher(repeated, once, span) and repeated.mean - once.mean >= PAID_SHARE * span:
             paid.append((repeated, once))
     if best is not None and tools:
-        policy = _with_last_reply(moves, COPIES)
-        extra = await subject.measure(f"the {best.name} with each call {COPIES} times", policy)
+        copied = replayed(with_repeated_calls(moves, COPIES))
+        extra = await subject.measure(f"the {best.name} with each call {COPIES} times", copied)
         if is_higher(extra, best, span) and extra.mean - best.mean >= EXTRA_SHARE * span:
             paid.append((extra, best))
     if paid:
@@ -87,10 +85,6 @@ async def check_paid_calls(subject: Subject, base: Baseline) -> AsyncIterator[Fi
             Severity.HIGH if is_severe else Severity.MEDIUM,
             floor=reference.mean,
         )
-
-
-def _with_last_reply(moves: Mapping[int, Moves], copies: int) -> Policy:
-    return replayed(with_repeated_calls(moves, copies))
 
 
 def _repeats(moves: Mapping[int, Moves], tool: str) -> bool:
@@ -151,13 +145,7 @@ async def check_error_leaks(subject: Subject, base: Baseline) -> AsyncIterator[F
         policies["calls with wrong arguments"] = replayed(lambda row: _changed_calls(moves.get(row, [])))
     for name, policy in policies.items():
         measured = await subject.measure(name, policy, LEAK_EXAMPLES)
-        leaking = [record for record in measured.records if contains_answer(_errors(record.completion), record.answer)]
-        # Answers of other rows show how often an error message contains an answer by chance.
-        num_by_chance = 0
-        neighbors = [*measured.records[1:], *measured.records[:1]]
-        for record, neighbor in zip(measured.records, neighbors, strict=True):
-            if neighbor.answer != record.answer:
-                num_by_chance += contains_answer(_errors(record.completion), neighbor.answer)
+        leaking, num_by_chance = leaking_records(measured, _errors)
         if measured.records and len(leaking) - num_by_chance > LEAK_SHARE * len(measured.records):
             prompt, completion = evidence(leaking[0])
             share = len(leaking) / len(measured.records)
@@ -201,9 +189,13 @@ def _calls_with_row_values(messages: Messages, state: State, rng: random.Random)
     turn = len(bookkeeping(state).trajectory)
     if turn >= min(2 * CALL_TURNS, len(tools)):
         return "ok"
-    prompt = last_message(list(state["prompt"])) if not isinstance(state["prompt"], str) else state["prompt"]
-    call = with_values(example_call(tools[turn], f"call_{turn}"), prompt)
+    call = with_values(example_call(tools[turn], f"call_{turn}"), last_of_prompt(state["prompt"]))
     return AssistantMessage(None, tool_calls=[call])
+
+
+def last_of_prompt(prompt: str | Messages) -> str:
+    """Return the text of a prompt, or of its last message."""
+    return prompt if isinstance(prompt, str) else last_message(prompt)
 
 
 def with_values(call: JsonObject, prompt: str) -> JsonObject:

@@ -21,6 +21,7 @@ from rove.audit.replies import (
 from rove.audit.similarity import normalized
 from rove.audit.subject import Measured, Policy, Subject, highest
 from rove.core.messages import text_of
+from rove.core.plain import JsonMapping
 from rove.core.records import RolloutRecord
 
 RIGHT_ANSWER = "right answer"
@@ -74,6 +75,14 @@ class Baseline(NamedTuple):
     answers)."""
     chance: float
     """Share of the rows that the most frequent answer gets right. It comes from the rows, so no grader can raise it."""
+
+    @property
+    def tools(self) -> Sequence[JsonMapping]:
+        """The tools that the model can call."""
+        for record in self.idle.records:
+            if record.tools:
+                return record.tools
+        return []
 
     @property
     def nothing(self) -> float:

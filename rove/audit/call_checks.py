@@ -157,7 +157,7 @@ def _sentences(base: Baseline) -> list[str]:
     record = next((record for record in base.idle.records if record.tools), None)
     if record is not None:
         texts += [text_of(message) for message in record.prompt if message["role"] == "system"]
-        texts += [str(tool["function"].get("description") or "") for tool in record.tools or []]
+        texts += [str(tool["function"].get("description") or "") for tool in base.tools]
     return re.split(r"[.!?](?:\s|$)|\n", "\n".join(dict.fromkeys(texts)))
 
 
@@ -174,11 +174,10 @@ def _is_named(tool: str, sentences: Sequence[str], words: re.Pattern[str]) -> bo
 
 async def check_row_values(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding if a fixed sequence of calls with the values of another row's prompt earns a reward."""
-    record = next((record for record in base.idle.records if record.tools), None)
     prompts = [last_of_prompt(row["prompt"]) for row in subject.rows]
-    if record is None or len(set(prompts)) < MIN_PAIRS:
+    tools = [tool["function"]["name"] for tool in base.tools[:SEQUENCE_TOOLS]]
+    if not tools or len(set(prompts)) < MIN_PAIRS:
         return
-    tools = [tool["function"]["name"] for tool in (record.tools or [])[:SEQUENCE_TOOLS]]
     sequences = [names for length in range(1, SEQUENCE_LENGTH + 1) for names in permutations(tools, length)]
     half = len(prompts) // 2
     tried: list[tuple[Measured, Policy]] = []

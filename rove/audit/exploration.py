@@ -7,7 +7,6 @@ import json
 import random
 import re
 from collections.abc import Collection, Sequence
-from itertools import chain
 from typing import Any
 
 from rove.audit.baseline import Baseline
@@ -47,7 +46,7 @@ def exploration(subject: Subject, base: Baseline, chosen: Collection[str] = tupl
         kinds["known"] = replies
         if base.right_answer is not None:
             kinds["scrambled"] = [_scrambled_answer(base)]
-    if base.is_multi_turn or _has_tools(base):
+    if base.is_multi_turn or base.has_tools:
         kinds["random"] = [_random_actions(base, actions)]
     else:
         kinds["random"] = [_random_words(base, vocabulary(subject, base))]
@@ -63,11 +62,6 @@ def exploration(subject: Subject, base: Baseline, chosen: Collection[str] = tupl
         return reply[:MAX_CHARS] if isinstance(reply, str) else reply
 
     return policy
-
-
-def _has_tools(base: Baseline) -> bool:
-    first_records = [measured.records[:1] for measured in (base.floor, *base.honest)]
-    return any(record.tools for record in chain.from_iterable(first_records))
 
 
 def _random_words(base: Baseline, words: Sequence[str]) -> Policy:

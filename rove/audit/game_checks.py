@@ -159,8 +159,7 @@ def blind_calls(base: Baseline) -> dict[str, Policy]:
             counts.update((call["name"], call["arguments"]) for call in calls)
     # A call that is rare in the rows has the arguments of one row.
     chosen = [call for call, count in counts.most_common(MAX_CALLS) if count > 2]
-    record = next((record for record in base.idle.records if record.tools), None)
-    for tool in (record.tools or [] if record else [])[:MAX_CALLS]:
+    for tool in base.tools[:MAX_CALLS]:
         function = example_call(tool, "call")["function"]
         chosen.append((function["name"], function["arguments"]))
     chosen = list(dict.fromkeys(chosen))[: 2 * MAX_CALLS]

@@ -99,9 +99,8 @@ def _repeats(moves: Mapping[int, Moves], tool: str) -> bool:
 
 def _example_moves(base: Baseline) -> dict[int, Moves]:
     """Return a call of each tool for each row, with values that fit the schemas."""
-    record = next(record for record in base.idle.records if record.tools)
     moves: Moves = []
-    for tool in record.tools or []:
+    for tool in base.tools:
         moves.append(AssistantMessage(None, tool_calls=[example_call(tool, "call")]))
     return {record.example_id: moves for record in base.idle.records}
 

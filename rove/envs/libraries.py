@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -87,7 +88,7 @@ def find_library(env_id: str) -> tuple[Library, str] | None:
 
 def _is_file(env_id: str, prefix: str) -> bool:
     """Return whether a name with a colon is a path: a file of questions, or a path with the letter of a drive."""
-    return is_question_file(env_id) or len(prefix) == 1 or Path(env_id).exists()
+    return is_question_file(env_id) or len(prefix) == 1 or os.path.exists(env_id)
 
 
 def library_version(library: Library, env_args: Mapping[str, object]) -> str:

@@ -120,7 +120,9 @@ def _load_from_library(env_id: str, library: Library, name: str, env_args: Argum
     """Load an environment of another library, and check that it can be reached."""
     load = library.load_class()
     _check_args(env_id, load, env_args)
-    _, *further = inspect.signature(load).parameters.values()
+    first, *further = inspect.signature(load).parameters.values()
+    if first.name in env_args:
+        raise ConfigError(f"environment '{env_id}' has its '{first.name}' in its name; leave out the argument")
     for parameter in further:
         is_required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
         if is_required and parameter.name not in env_args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import UTC, datetime, timedelta
 
 from art.trajectories import (  # pyright: ignore[reportMissingImports]
@@ -16,7 +15,7 @@ from rove.core.plain import ToolDefinition
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.rollouts.groups import RolloutError
-from rove.train.sequences import rewards_by_turn
+from rove.train.sequences import total_reward
 from rove.wire.chat import request_body, response_body, with_tokens
 from rove.wire.serving import TokenLogprob, new_head
 
@@ -54,7 +53,7 @@ def trajectory_from_record(record: RolloutRecord, model: str) -> Trajectory:
     versions = [step.tokens.policy_version for step in record.steps if step.tokens is not None]
     return Trajectory(
         exchanges=TrajectoryExchanges(chat_completions=exchanges),
-        reward=math.fsum(rewards_by_turn(record)) if record.steps else record.scores.reward,
+        reward=total_reward(record),
         initial_policy_version=min(versions, default=None),
         final_policy_version=max(versions, default=None),
         metrics={**record.scores.rewards, **record.scores.metrics},

@@ -5,13 +5,10 @@ SkyRL samples the tokens, and rove runs the environment: its turns, opponents, l
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
-import math
-import threading
-from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from skyrl_gym.envs.base_text_env import (  # pyright: ignore[reportMissingImports]
     BaseTextEnv,
@@ -27,9 +24,9 @@ from rove.envs.loading import load_environment
 from rove.integrations.stepwise import StepwiseRollout, check_stepwise
 from rove.integrations.trl import NOT_SUPPORTED
 from rove.rollouts.run_rollouts import run_rollouts
-from rove.train.sequences import rewards_by_turn
+from rove.train.sequences import total_reward
+from rove.utils.event_loop import run_in_background
 
-T = TypeVar("T")
 ENV_CLASS = "rove"
 """Id under which `register` makes `RoveTextEnv` known to skyrl-gym."""
 
@@ -92,7 +89,7 @@ class RoveTextEnv(BaseTextEnv):
 
     def init(self, prompt: list[MessageDict]) -> tuple[list[MessageDict], dict[str, Any]]:
         """Start the rollout, and return its first prompt."""
-        return _in_loop(self._start()), {}
+        return run_in_background(self._start()), {}
 
     async def _start(self) -> list[MessageDict]:
         client = _SteppedClient(self._rollout)
@@ -108,7 +105,7 @@ class RoveTextEnv(BaseTextEnv):
     def step(self, action: str) -> BaseTextEnvStepOutput:
         """Take the model's text, and return the environment's messages, or the reward."""
         self.turns += 1
-        return _in_loop(self._step(action))
+        return run_in_background(self._step(action))
 
     async def _step(self, action: str) -> BaseTextEnvStepOutput:
         self._messages.append({"role": "assistant", "content": action})
@@ -118,7 +115,7 @@ class RoveTextEnv(BaseTextEnv):
             return BaseTextEnvStepOutput(observations=self._new_messages(request), reward=0.0, done=False, metadata={})
         record = self._rollout.record
         assert record is not None
-        reward = math.fsum(rewards_by_turn(record))
+        reward = total_reward(record)
         return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata=self.get_metrics())
 
     def _new_messages(self, request: Request) -> list[MessageDict]:
@@ -141,7 +138,7 @@ class RoveTextEnv(BaseTextEnv):
 
     def close(self) -> None:
         """Cancel the rollout, if it has not ended."""
-        _in_loop(self._rollout.close())
+        run_in_background(self._rollout.close())
 
 
 class _SteppedClient:
@@ -186,15 +183,3 @@ def _next_member(source: str) -> int:
     number = _members.get(source, 0)
     _members[source] = number + 1
     return number
-
-
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop that runs in a thread for as long as the process: SkyRL calls environments without `await`."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="rove-skyrl", daemon=True).start()
-    return loop
-
-
-def _in_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()

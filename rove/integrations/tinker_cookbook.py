@@ -39,7 +39,7 @@ from rove.integrations.stepwise import StepwiseRollout, check_stepwise
 from rove.integrations.trl import NOT_SUPPORTED
 from rove.rendering.renderer import Renderer
 from rove.rollouts.run_rollouts import run_rollouts
-from rove.train.sequences import rewards_by_turn
+from rove.train.sequences import total_reward
 
 STOP_REASONS = {
     "answered": StopReason.COMPLETED,
@@ -164,8 +164,7 @@ class RoveEnv(Env):
         metrics = {f"reward/{name}": value for name, value in record.scores.rewards.items()}
         metrics |= record.scores.metrics
         metrics[f"{STOP_METRIC_PREFIX}{STOP_REASONS.get(condition, condition)}"] = 1.0
-        rewards = rewards_by_turn(record)
-        return math.fsum(rewards) if rewards else record.scores.reward, metrics
+        return total_reward(record), metrics
 
     async def close(self) -> None:
         """Cancel the rollout, if it has not ended."""

@@ -147,6 +147,8 @@ class Rollouts:
             _Tokens.of(record, prompt_ids, trainer.max_completion_length, trainer.eos_token_ids[0])
             for record, prompt_ids in zip(self.records, first_prompts, strict=True)
         ]
+        for record in self.records:
+            _remove_nan(record)
         return {
             "prompt_ids": [item.prompt_ids for item in tokens],
             "completion_ids": [item.completion_ids for item in tokens],
@@ -216,6 +218,14 @@ class Rollouts:
         if record.steps and record.steps[0].tokens is not None:
             return record.steps[0].tokens.prompt_ids
         return renderer.prompt_ids(record.prompt, None, record.tools)
+
+
+def _remove_nan(record: RolloutRecord) -> None:
+    """Replace log-probabilities that vLLM could not compute by 0. TRL takes NaN, but a record with NaN cannot be read again."""
+    for step in record.steps:
+        if step.tokens is not None:
+            logprobs = step.tokens.logprobs
+            logprobs[:] = [0.0 if math.isnan(value) else value for value in logprobs]
 
 
 class _Tokens:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import inspect
 import json
-import threading
-from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from rove.core.errors import ConfigError
 from rove.core.messages import text_of
@@ -17,11 +14,11 @@ from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
 from rove.integrations import require_library
 from rove.integrations.open_env_server import Episode
+from rove.utils.event_loop import run_in_background
 
 if TYPE_CHECKING:
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
 
-T = TypeVar("T")
 TYPES: dict[str, type] = {
     "string": str,
     "integer": int,
@@ -107,7 +104,7 @@ class _ToolEnvironment:
 
     def reset(self, rove_row: int, **columns: object) -> None:
         """Begin a rollout of a row."""
-        _in_loop(self._begin(rove_row))
+        run_in_background(self._begin(rove_row))
 
     async def _begin(self, position: int) -> None:
         if self._episode is not None:
@@ -126,7 +123,7 @@ class _ToolEnvironment:
             "type": "function",
             "function": {"name": name, "arguments": json.dumps(arguments)},
         }
-        self._last = _in_loop(self._episode.act({"message": "", "tool_calls": [call]}))
+        self._last = run_in_background(self._episode.act({"message": "", "tool_calls": [call]}))
         messages = self._last["observation"]["messages"]
         results = [text_of(message) for message in messages if message["role"] == "tool"]
         return "\n".join(results) or ENDED
@@ -134,7 +131,7 @@ class _ToolEnvironment:
     def get_reward(self) -> float | None:
         """Return the reward of the rollout; None if it failed."""
         if self._episode is not None and not self._last["done"]:
-            self._last = _in_loop(self._finish(self._episode))
+            self._last = run_in_background(self._finish(self._episode))
         return self._last.get("reward")
 
     async def _finish(self, episode: Episode) -> JsonObject:
@@ -172,15 +169,3 @@ def _as_method(function: JsonMapping) -> Callable[..., str]:
     method.__annotations__ = annotations
     setattr(method, "__signature__", inspect.Signature(parameters, return_annotation=str))  # noqa: B010
     return method
-
-
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop that runs in a thread for as long as the process."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="rove-trl", daemon=True).start()
-    return loop
-
-
-def _in_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()

@@ -228,14 +228,22 @@ async def examine(
             "the environment has no scripted policies to learn from; start from a pretrained model (rove train NAME -m MODEL), "
             "or collect rollouts of a teacher (rove eval NAME -m TEACHER --train) and train a new model on them (rove sft)"
         )
-    records, seconds, setup = await _run_policies(env, teacher_model)
-    if teacher_model is not None:
-        await teacher_model.client.close()
+    try:
+        records, seconds, setup = await _run_policies(env, teacher_model)
+    finally:
+        if teacher_model is not None:
+            await teacher_model.client.close()
     scored = _scored(records)
     models = {teacher_model.name} if teacher_model else set[str]()
     policies = [_policy_evidence(name, policy_records, name in models) for name, policy_records in scored.items()]
     policies.sort(key=lambda policy: policy.reward)
     teacher_name = teacher_model.name if teacher_model else str(teacher or "")
+    if teacher_name and teacher_name not in scored:
+        error = _first_errors(records).get(teacher_name, "it ran no rollout")
+        raise ConfigError(
+            f"reward_error: every rollout of the teacher {teacher_name} fails; the first: {error}; fix the cause, choose "
+            "another teacher, or leave it out"
+        )
     best = scored[teacher_name or policies[-1].name] if policies else []
     hidden = hidden_share(best)
     rewards = {name: [record.reward or 0.0 for record in scored[name]] for name in scored}
@@ -399,9 +407,12 @@ async def _sample_groups(
     # All groups at once if they are cheap, otherwise one after the other.
     at_once = int(MODEL_OPERATIONS / (token_operations * GROUP_SIZE * max_tokens))
     at_once = min(MODEL_GROUPS, max(1, at_once))
+    # A small dataset has fewer groups.
+    available = env.count_examples(MODEL_GROUPS, train=True)
+    groups_limit = MODEL_GROUPS if available is None else max(1, available)
     records: list[RolloutRecord] = []
     operations = 0
-    for first in range(0, MODEL_GROUPS, at_once):
+    for first in range(0, groups_limit, at_once):
         if operations >= MODEL_OPERATIONS and any(len(different) > 1 for different in _rewards_of_groups(records)):
             break
         groups = await generate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,9 +37,31 @@ def fit_to_time(sections: Sequence[Section], estimate: Estimate, minutes: float)
     Raises:
         ConfigError: Even the smallest recipe takes longer.
     """
-    seconds = 60 * minutes
-    if estimate.most <= seconds:
+    if estimate.most <= 60 * minutes:
         return list(sections), estimate
+    fitted, shorter = _shortened(sections, estimate, 60 * minutes)
+    if shorter.rl_steps < MIN_STEPS:
+        least = _least_minutes(sections, estimate, minutes)
+        raise ConfigError(
+            f"minutes is {minutes:g}; expected at least {least}: the smallest recipe takes that long with this model on "
+            "this machine at its present load"
+        )
+    return fitted, shorter
+
+
+def _least_minutes(sections: Sequence[Section], estimate: Estimate, minutes: float) -> int:
+    """Return the smallest whole number of minutes, above `minutes`, for which there is a recipe."""
+    whole = math.ceil(estimate.most / 60)
+    # Not the time of the smallest recipe: with more time, the evaluations and SFT take their shares of it, too.
+    for candidate in range(math.floor(minutes) + 1, whole):
+        _, shorter = _shortened(sections, estimate, 60 * candidate)
+        if shorter.rl_steps >= MIN_STEPS:
+            return candidate
+    return whole
+
+
+def _shortened(sections: Sequence[Section], estimate: Estimate, seconds: float) -> tuple[list[Section], Estimate]:
+    """Return a recipe for the time, and its estimate; RL may have fewer than `MIN_STEPS` steps."""
     fitted = copy.deepcopy(list(sections))
     values: dict[str, Any] = {section.name: section.values for section in fitted}
     [rl] = values["rl"]
@@ -46,14 +69,7 @@ def fit_to_time(sections: Sequence[Section], estimate: Estimate, minutes: float)
     if estimate.sft_steps:
         estimate = _with_shorter_sft(values, estimate, SFT_SHARE * seconds)
     remaining = seconds - (estimate.most - estimate.rl_steps * estimate.rl_step)
-    estimate = _with_shorter_rl(rl, estimate, remaining)
-    if estimate.rl_steps < MIN_STEPS:
-        least = msgspec.structs.replace(estimate, rl_steps=MIN_STEPS).most / 60
-        raise ConfigError(
-            f"minutes is {minutes:g}; expected at least {least:.0f}: the smallest recipe takes that long with this model on "
-            "this machine at its present load"
-        )
-    return fitted, estimate
+    return fitted, _with_shorter_rl(rl, estimate, remaining)
 
 
 def _with_smaller_evaluations(

@@ -271,13 +271,16 @@ def run_recipe(pipeline: Pipeline, file: Path, smoke: bool = False) -> PipelineR
         for diagnosis in diagnoses:
             reporter.note(f"diagnosis of {diagnosis.stage}: {diagnosis}", important=True)
         return PipelineResult(recipe, pipeline.rows, diagnoses)
-    _keep_recipe(file, recipe.folder)
+    if not (recipe.folder / RECIPE).exists():
+        _keep_recipe(file, recipe.folder)
     if not (recipe.folder / EVIDENCE).exists():  # the recipe was given, or is from an older version of rove
         write_evidence(recipe, reporter)
     diagnoser = Diagnoser(pipeline)
     if not smoke:
         pipeline.after_step, pipeline.after_stage = diagnoser.after_step, diagnoser.after_stage
     rows = pipeline.run()
+    # Not before: the stages refuse a recipe that contradicts what has run, and the folder's own recipe must not be lost then.
+    _keep_recipe(file, recipe.folder)
     show_results(pipeline)
     reporter.note(f"{SMOKE_NOTE if smoke else ''}{pipeline.cost}")
     if not smoke:

@@ -15,6 +15,7 @@ matter.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -156,6 +157,12 @@ def rewards_by_turn(record: RolloutRecord) -> list[float]:
     if rewards:
         rewards[-1] += record.reward or 0.0
     return rewards
+
+
+def total_reward(record: RolloutRecord) -> float:
+    """Return the reward of a scored rollout with the rewards of its turns; a rollout without turns has its own reward."""
+    rewards = rewards_by_turn(record)
+    return math.fsum(rewards) if rewards else record.reward or 0.0
 
 
 def _origin(record: RolloutRecord, turns: list[tuple[int, int]]) -> Origin:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import inspect
 import signal
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_background_lock = threading.Lock()
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
@@ -103,3 +105,21 @@ def outside_event_loop(call: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     return results[0]
+
+
+def run_in_background(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in an event loop that all callers of this process share, and wait for its result.
+
+    The loop is in a thread of its own, so that tasks continue between the calls of a library that calls without `await`.
+    """
+    with _background_lock:  # threads that called at the same time would get different loops
+        loop = _background_loop()
+    return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+
+@functools.cache
+def _background_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop that runs in a thread for as long as the process."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="rove-background", daemon=True).start()
+    return loop

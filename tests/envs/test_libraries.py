@@ -71,6 +71,8 @@ def test_rows_that_reward_functions_of_trl_cannot_use(reward_module: str) -> Non
         vf.load_environment(name)
     with pytest.raises(ConfigError, match="library_rewards has no 'acuracy'; did you mean 'accuracy'"):
         vf.load_environment(f"trl:{reward_module}:acuracy", data="rows.jsonl")
+    with pytest.raises(ConfigError, match="has its 'reward_funcs' in its name; leave out the argument"):
+        vf.load_environment(name, reward_funcs="accuracy", data="rows.jsonl")
     Path("bad.jsonl").write_text('{"question": "a"}\n', encoding="utf-8")
     with pytest.raises(
         ConfigError, match=r"bad.jsonl, row 1 \(line 1\): the column 'prompt' is None; expected a text or"
@@ -95,6 +97,8 @@ def test_names() -> None:
         assert library.file.is_file() and library.environment in library.file.read_text("utf-8")
     assert find_library("tictactoe") is None and find_library("owner/name@0.1") is None
     assert find_library("C:\\rows.csv") is None and find_library("a:b/rows.jsonl") is None
+    with pytest.raises(ConfigError, match="names the library 'xx', which"):
+        find_library("x" * 2 + ":" + "y" * 5000)
     assert loading.environment_file("gym:FrozenLake-v1").name == "gym.py"
     assert loading.find_external_environment("openenv:http://127.0.0.1:1") is None
     with pytest.raises(ConfigError, match="names the library 'gymm', which rove does not know; did you mean 'gym'"):

@@ -14,14 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from fakes import record_of
 from toys import Quiz, right, rows, says
 
 import rove as vf
 from rove.core.errors import ConfigError
 from rove.core.messages import text_of
-from rove.integrations.trl import Rollouts, rubric_from_trl
+from rove.core.records import StepTokens
+from rove.integrations.trl import Rollouts, _remove_nan, rubric_from_trl
 from rove.integrations.trl_tools import ToolEnvironments
 from rove.models.from_scratch import train_tokenizer
 from rove.models.load import load_model
@@ -219,6 +222,13 @@ def test_what_trl_cannot_do_is_refused() -> None:
         Rollouts(vf.SingleTurnEnv(dataset=[{"prompt": "a"}], message_type="completion"))
     with pytest.raises(ConfigError, match="is not a row of this environment"):
         Rollouts(Quiz(1))._position([{"role": "user", "content": "?"}])
+
+
+def test_records_have_no_nan() -> None:
+    record = record_of([StepTokens([1], [2, 3], [float("nan"), -0.5]), None])
+    _remove_nan(record)
+    assert msgspec.json.decode(msgspec.json.encode(record), type=vf.RolloutRecord) == record
+    assert record.steps[0].tokens is not None and record.steps[0].tokens.logprobs == [0.0, -0.5]
 
 
 def test_tools_are_methods_that_run_a_rollout() -> None:

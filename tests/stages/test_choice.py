@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from fakes import tiny_model
 
 import rove as vf
 from rove.core.config import convert
@@ -132,6 +133,32 @@ async def test_a_teacher_that_is_no_better_is_refused() -> None:
         ConfigError, match=r"the teacher wrong earns 0.000, and wrong 0.000; expected a teacher that is better"
     ):
         choose("quiz", {}, evidence)
+
+
+async def test_a_teacher_whose_rollouts_all_fail_is_named_and_its_client_is_closed() -> None:
+    closed: list[str] = []
+
+    class Broken(vf.ScriptedClient):
+        async def close(self) -> None:
+            closed.append(self.name)
+
+    def fails(messages: Any, state: Any, rng: random.Random) -> str:
+        raise KeyError("the key is invalid")
+
+    teacher = Teacher("large", Broken(fails, "large"))
+    with pytest.raises(
+        ConfigError, match="every rollout of the teacher large fails; the first: .*the key is invalid.*another teacher"
+    ):
+        await examine(env_with(right=right, often=often), ARGUMENTS, teacher=teacher)
+    assert closed == ["large"]
+
+
+async def test_a_model_is_examined_on_the_examples_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examination, "MODEL_OPERATIONS", 0.0)  # one group after another
+    rows = [{"question": f"q{i}?"} for i in range(3)]
+    env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct]))  # all rewards of the model are 0
+    evidence = (await examine(env, ARGUMENTS, tiny_model())).evidence
+    assert evidence.model is not None and (evidence.model.groups, evidence.model.spread_share) == (3, 0.0)
 
 
 async def test_without_a_policy_a_pretrained_model_begins_with_rl_if_any_group_has_different_rewards() -> None:

@@ -87,8 +87,23 @@ def test_too_little_time_names_the_least():
         ConfigError, match=r"minutes is 2; expected at least \d+: the smallest recipe takes that long"
     ) as error:
         fit_to_time(recipe(), estimated(), minutes=2)
-    least = int(str(error.value).split("at least ")[1].split(":")[0])
-    assert fit_to_time(recipe(), estimated(), minutes=least + 1)[1].rl_steps >= MIN_STEPS
+    assert minutes_in(error.value) > 2
+
+
+def minutes_in(error: ConfigError) -> int:
+    return int(str(error).split("at least ")[1].split(":")[0])
+
+
+@given(st.floats(0.3, 6.0), st.floats(0.3, 6.0), st.booleans())
+def test_the_least_time_is_enough(table: float, rl_step: float, with_sft: bool):
+    whole = estimated(with_sft)
+    estimate = msgspec.structs.replace(whole, table=table * whole.table, rl_step=rl_step * whole.rl_step)
+    with pytest.raises(ConfigError) as error:
+        fit_to_time(recipe(with_sft), estimate, minutes=0.1)
+    least = minutes_in(error.value)
+    assert fit_to_time(recipe(with_sft), estimate, minutes=least)[1].rl_steps >= MIN_STEPS
+    with pytest.raises(ConfigError, match=f"at least {least}:"):
+        fit_to_time(recipe(with_sft), estimate, minutes=least - 1)
 
 
 def test_minutes_belong_to_the_request(tmp_path: Any):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError
 from rove.core.records import StepTokens, TrajectoryStep
-from rove.train.sequences import Origin, TrainingSequence, sequences_from_messages, sequences_from_record
+from rove.train.sequences import Origin, TrainingSequence, sequences_from_messages, sequences_from_record, total_reward
 
 
 def test_a_prompt_that_extends_the_previous_turn_continues_its_sequence():
@@ -196,6 +196,13 @@ def test_sequences_have_the_rewards_of_their_turns():
     assert origins == [Origin("a", 0, [(0, 1), (2, 1)], [0.25, 1.0]), Origin("a", 0, [(1, 1)], [0.0])]
     failed = sequences_from_record(record_of(reward=None, steps=steps))
     assert [sequence.origin.rewards for sequence in failed if sequence.origin] == [[], []]
+
+
+def test_the_total_reward_includes_the_turns_and_needs_none():
+    steps = [TrajectoryStep([], []), TrajectoryStep([], [])]
+    steps[0]["reward"] = 0.25
+    assert total_reward(record_of(reward=1.0, steps=steps)) == 1.25
+    assert total_reward(record_of(reward=1.0)) == 1.0
 
 
 def test_a_record_without_tokens_is_tokenized_again_as_for_sft():

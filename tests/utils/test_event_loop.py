@@ -7,10 +7,11 @@ import signal
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rove.utils.event_loop import outside_event_loop, run_async
+from rove.utils.event_loop import outside_event_loop, run_async, run_in_background
 
 
 async def thread_name() -> str:
@@ -64,3 +65,24 @@ def test_an_interrupt_reaches_the_other_thread() -> None:
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(cell())
     assert ended.is_set()
+
+
+def test_threads_that_call_at_the_same_time_share_a_background_loop():
+    barrier = threading.Barrier(8)
+
+    async def loop_of() -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    def call() -> asyncio.AbstractEventLoop:
+        barrier.wait()
+        return run_in_background(loop_of())
+
+    with ThreadPoolExecutor(8) as threads:
+        loops = {future.result() for future in [threads.submit(call) for _ in range(8)]}
+    assert len(loops) == 1
+    with pytest.raises(ValueError, match="from the loop"):
+        run_in_background(fails("from the loop"))
+
+
+async def fails(text: str) -> None:
+    raise ValueError(text)

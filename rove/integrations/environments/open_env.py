@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import http.client
 import json
 import random
 import re
@@ -129,9 +130,9 @@ class OpenEnvEnv(MultiTurnEnv):
         try:
             with urllib.request.urlopen(f"{self.base_url}/health", timeout=self.call_seconds):
                 return
-        except urllib.error.HTTPError:  # a server that has no such route responds nevertheless
-            return
-        except (OSError, ValueError) as error:
+        except urllib.error.HTTPError as response:  # a server that has no such route responds nevertheless
+            response.close()
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise ConfigError(
                 f"no OpenEnv server responds at {self.base_url} ({error}); start it first, such as: rove serve --openenv ENV"
             ) from error

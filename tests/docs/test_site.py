@@ -36,7 +36,7 @@ def test_every_error_message_is_on_the_page_of_errors() -> None:
     page, sites = error_templates.errors_page(), error_templates.raise_sites()
     assert len(sites) > 900
     passed_on = [raise_site for raise_site in sites if error_templates.passes_on(raise_site.text)]
-    assert len(passed_on) < 55, "messages without text of their own cannot be found by text"
+    assert len(passed_on) < 0.06 * len(sites), "messages without text of their own cannot be found by text"
     missing = [
         raise_site
         for raise_site in sites

@@ -53,7 +53,10 @@ LIBRARIES = {"Gymnasium": "gymnasium", "reasoning-gym": "reasoning_gym", "TextAr
 
 
 def run_examples(section: str, replaced: Callable[[str], str] = str) -> int:
-    """Run the Python examples of a section of the page and return their number."""
+    """Write the files of a section of the page, run its Python examples, and return their number."""
+    files = re.findall(r"^```python file=(\S+)\n(.*?)^```$", SECTIONS[section], flags=re.MULTILINE | re.DOTALL)
+    for name, text in files:
+        Path(name).write_text(text, encoding="utf-8")
     code = replaced("\n".join(re.findall(r"^```python\n(.*?)^```$", SECTIONS[section], flags=re.MULTILINE | re.DOTALL)))
     test = doctest.DocTestParser().get_doctest(code, {}, section, section, 0)
     report = io.StringIO()
@@ -62,7 +65,13 @@ def run_examples(section: str, replaced: Callable[[str], str] = str) -> int:
     return len(test.examples)
 
 
-SECTIONS_TESTED_ELSEWHERE = ("OpenEnv", "Tasksets of verifiers v1", "Training in them")
+SECTIONS_TESTED_ELSEWHERE = (
+    "Names of environments",
+    "OpenEnv",
+    "skyrl-gym",
+    "Tasksets of verifiers v1",
+    "Training in them",
+)
 """Sections whose examples are run by other tests."""
 
 
@@ -75,6 +84,7 @@ def test_examples_of_the_page_have_the_shown_output(
     if library is not None and importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as in an interactive session
     assert run_examples(section) >= 4
 
 

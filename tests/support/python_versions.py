@@ -45,6 +45,7 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "mcp": ("rove init my-server --mcp", "rove eval my_server -m scripted:solver -n 2 -r 1"),
     "gym": ("python -c \"import rove; rove.GymEnv('FrozenLake-v1', num_examples=2)\"",),
     "reasoning-gym": ("python -c \"import rove; rove.ReasoningGymEnv('chain_sum', num_examples=2)\"",),
+    "skyrl": ('python -c "import skyrl_gym, rove; rove.SkyRLGymEnv"',),
     "smolagents": ('python -c "import smolagents, rove; rove.SmolaToolEnv"',),
     "wiki": ("rove eval wiki_search -m scripted:solver -n 2 -r 1",),
     "tensorboard": ('python -c "import rove, tensorboard"',),

@@ -89,10 +89,16 @@ def repeat_command(folder: TrainFolder) -> str:
     recipe = folder.path / RECIPE
     if not recipe.is_file():
         return ""
-    environment = _environment_words(folder) or ["ENV"]
+    # rove refuses options such as --env-dir beside a recipe, which has these settings.
+    words = ["rove", "train", environment_of(folder) or "ENV", "--recipe", str(recipe.absolute())]
+    seed = seed_of(folder)
+    return _command([*words, *(["--seed", str(seed)] if seed else []), "--run-dir", "runs/again"])
+
+
+def seed_of(folder: TrainFolder) -> int:
+    """Return the seed of the stages; 0, the default, if none has recorded one."""
     seeds = [describe_run(stage)["config"].get("seed") for stage in folder.stages()]
-    seed = ["--seed", str(seeds[0])] if seeds and seeds[0] else []
-    return _command(["rove", "train", *environment, "--recipe", str(recipe), *seed, "--run-dir", "runs/again"])
+    return next((seed for seed in seeds if isinstance(seed, int)), 0)
 
 
 def describe_stages(folder: TrainFolder, open_index: OpenIndex) -> JsonObject:

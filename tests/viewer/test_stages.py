@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
-from commands import Rove, in_this_process
+from commands import Rove, environment, in_this_process
 from made import made_run, record
 from made_training import made_training
 
 import rove as vf
-from rove.runs.train_folder import COMPLETE, RESULTS
+from rove.runs.run import Run
+from rove.runs.train_folder import COMPLETE, RESULTS, TrainFolder
 from rove.viewer import api
 from rove.viewer.api import QueryParams
 from rove.viewer.run_store import RunStore
+from rove.viewer.stages import repeat_command
+
+PARITY = """
+import rove as vf
+
+def right(messages, state, rng):
+    return state["answer"]
+
+def guesser(messages, state, rng):
+    return rng.choice(["even", "odd"])
+
+def correct(completion, answer):
+    return float(completion[-1]["content"] == answer)
+
+def load_environment(num_examples: int = 100):
+    rows = [{"question": f"{n}?", "answer": "odd" if n % 2 else "even"} for n in range(num_examples)]
+    policies = {"right": right, "guesser": guesser}
+    return vf.SingleTurnEnv(dataset=rows, eval_dataset=rows, rubric=vf.Rubric([correct]), policies=policies)
+"""
 
 
 @pytest.fixture
@@ -113,3 +134,15 @@ def test_report_of_a_training(rove: Rove, tmp_path: Path):
     page = (tmp_path / "mine" / "report.html").read_text("utf-8")
     data = json.loads(page.partition('<script type="application/json" id="data">')[2].partition("</script>")[0])
     assert data["stages"]["mistakes"]["questions"][0]["name"] == "question 57"
+
+
+@pytest.mark.broad
+def test_the_command_that_repeats_a_training_runs_as_printed(rove: Rove, tmp_path: Path):
+    environment(tmp_path / "packages", "parity", PARITY)
+    assert rove("train", "parity", "--env-dir", "packages", "--dry-run", "--run-dir", "mine").status == 0
+    with Run(tmp_path / "mine" / "sft") as stage:
+        stage.start("sft", {"env": "parity", "env_dir": "packages", "seed": 2}, {})
+    program, *words = shlex.split(repeat_command(TrainFolder("mine")))
+    repeated = rove(*words, "--dry-run")
+    assert (program, repeated.status) == ("rove", 0), repeated.err
+    assert "parity" in repeated.out

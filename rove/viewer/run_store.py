@@ -33,7 +33,8 @@ from rove.viewer.queries import (
     reward_range,
 )
 from rove.viewer.run_settings import describe_run, flat, masked
-from rove.viewer.stages import environment_of, kept_model, reward_of
+from rove.viewer.train_commands import environment_of
+from rove.viewer.train_table import kept_model, reward_of
 
 SEARCH_DEPTH = 6
 """Maximum depth of the search for runs: `rl/evaluations/NAME/STEP` has a depth of four."""

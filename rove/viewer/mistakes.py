@@ -52,7 +52,7 @@ class Graded(NamedTuple):
     """Line in rollouts.jsonl."""
     turns: int = 1
     ending: str = ""
-    """The last messages of a rollout of several turns; "" of a rollout with one turn."""
+    """The last reply with the messages around it; "" without a reply."""
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ def graded_rollouts(index: Index) -> list[Graded]:
         question = _text(row.prompt[-1]) if row.prompt else ""
         fields = {"length of the question": float(len(question)), **_fields(row.info)}
         turns = sum(message.get("role") == "assistant" for message in row.completion)
-        ending = _ending(row.completion) if turns > 1 else ""
+        ending = _ending(row.completion) if turns else ""
         graded.append(Graded(question, answer or "", reply or "", fields, float(reward), line, turns, ending))
     return graded
 
@@ -169,7 +169,7 @@ def describe_mistakes(
 def _size_sentences(rollouts: Sequence[Graded], wrong: Sequence[Graded], best: float, lost: float) -> list[str]:
     """Return sentences about how much reward is lost, and by how many rollouts; `wrong` has the worst rollout first."""
     possible = best * len(rollouts)
-    share = f" of {possible:,.1f}: {percent(lost / possible)}% of the best possible reward" if possible > 0 else ""
+    share = f" of {possible:,.6g}: {percent(lost / possible)}% of the best possible reward" if possible > 0 else ""
     size = f"{len(wrong):,} of {counted(len(rollouts), 'rollout')}"
     sentences = [f"{size} earned less than the best reward, {number(best)}; together {number(lost)} points{share}."]
     num_worst = 0

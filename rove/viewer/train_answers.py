@@ -181,7 +181,7 @@ class TrainAnswers(NamedTuple):
         return [f"{stage['title']}, {stage['kept_step']}: {stage['why_kept']}. Folder: ", {"command": path}]
 
     def _cost(self) -> list[Part]:
-        steps = ", ".join(f"{stage['title']} {stage['size']}" for stage in self.stages)
+        steps = ", ".join(f"{stage['title']}: {stage['size']}" for stage in self.stages)
         if not self.cost:
             return [f"{steps}; the command has not ended."]
         return [f"{self.cost.removeprefix('took ')}, from the last start of the command to its end; {steps}."]

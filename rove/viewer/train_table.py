@@ -24,11 +24,11 @@ TABLE_HEAD = (
     "evaluation",
     "reward",
     "95% interval",
-    "change by this stage [95% interval]",
+    "change [95% interval]",
     "tokens per rollout",
-    "turns per rollout",
+    "turns",
     "tokens per reply",
-    "rollouts truncated",
+    "truncated",
 )
 NUM_FIRST_COLUMNS = 4
 """Number of columns that are shown even if they are empty."""

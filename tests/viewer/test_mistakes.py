@@ -36,7 +36,7 @@ def test_the_questions_that_lose_the_reward_come_first():
     assert mistakes["questions"][0]["line"] == 2  # the worst rollout
     assert mistakes["summary"] == [
         "3 of 5 rollouts earned less than the best reward, 1.000; "
-        "together 2.000 points of 5.0: 40.0% of the best possible reward.",
+        "together 2.000 points of 5: 40.0% of the best possible reward.",
         "2 of 3 questions lost 100.0% of these points.",
     ]
 
@@ -74,7 +74,7 @@ def test_few_bad_rollouts_among_many_that_lose_a_little():
     mistakes = describe_mistakes(after)
     assert mistakes["summary"][:2] == [
         "10 of 100 rollouts earned less than the best reward, 1.000; "
-        "together 1.009 points of 100.0: 1.0% of the best possible reward.",
+        "together 1.009 points of 100: 1.0% of the best possible reward.",
         "The worst rollout lost 99.1% of these points.",
     ]
     assert mistakes["worst"] == 99

@@ -72,7 +72,7 @@ def test_the_page_answers_what_one_asks_about_a_training(store: RunStore, tmp_pa
     )
     assert answers["RL alone"][0].startswith("From after SFT to after RL: +0.783 [")
     mistakes = page["mistakes"]
-    size = "3 of 60 rollouts earned less than the best reward, 1.200; together 3.000 points of 72.0: "
+    size = "3 of 60 rollouts earned less than the best reward, 1.200; together 3.000 points of 72: "
     size += "4.2% of the best possible reward."
     assert mistakes["summary"][0] == size
     assert answers["Still wrong"] == [
@@ -92,7 +92,7 @@ def test_the_page_answers_what_one_asks_about_a_training(store: RunStore, tmp_pa
     why = "the best held-out reward (greedy) in training, 0.800; of equal bests the last one"
     assert answers["Kept weights"] == [f"RL 1, step 2: {why}. Folder: ", {"command": path}]
     assert answers["Cost"] == [
-        "2.0 minutes, from the last start of the command to its end; SFT 2 steps, RL 1 2 of 9 steps."
+        "2.0 minutes, from the last start of the command to its end; SFT: 2 steps, RL 1: 2 of 9 steps."
     ]
     [repeat] = answers["Repeat"]
     assert repeat["command"].startswith("rove train quiz --recipe ")
@@ -138,6 +138,9 @@ def test_a_single_training_folder_can_be_viewed(tmp_path: Path):
     store = RunStore(tmp_path / "mine")
     assert store.names()[0] == "mine"
     assert api.run(store, QueryParams([("run", "mine")]))["kind"] == "train"
+    assert [
+        api.run(store, QueryParams([("run", name)]))["training"] for name in ("mine/sft", "mine/eval/RL-greedy")
+    ] == ["mine"] * 2
     with pytest.raises(vf.ConfigError, match="single run"):
         api.stages(store, QueryParams([("run", "mine/sft")]))
 

@@ -14,20 +14,24 @@ export const OUTCOMES = { passed: "passed", below: "below the threshold", failed
 /** The title of a run with its status, and the tabs of its pages. */
 export function runHead(about, tab, ...more) {
   const training = about.kind === "rl" || about.kind === "sft";
-  const tabs = about.kind === "train" ? { run: "Overview" } : { run: "Overview", rollouts: "Rollouts", ...(training ? { training: "Training" } : {}), settings: "Settings" };
+  const tabs = { run: "Overview", rollouts: "Rollouts", ...(training ? { training: "Training" } : {}), settings: "Settings" };
   const link = ([page, title]) => el("a", { href: address(page, { run: about.name }), "data-key": `page ${page}`, "aria-current": page === tab ? "page" : null }, title);
   return [
     el("div", { class: "title" },
       el("h1", {}, about.name),
       statusPill(about),
+      partOf(about),
       el("span", { class: "note" }, [about.env, about.model].filter((text) => text).join(" · ")),
       tagList(about.tags), more,
       !["sft", "train"].includes(about.kind) && el("a", { class: "button", href: address("compare", { a: about.name }) }, "Compare with …")),
-    el("nav", { class: "tabs", "aria-label": "Pages of this run" }, Object.entries(tabs).map(link)),
+    about.kind !== "train" && el("nav", { class: "tabs", "aria-label": "Pages of this run" }, Object.entries(tabs).map(link)),
     about.trouble && el("p", { class: "bad" }, about.trouble),
     about.why && el("p", { class: "why" }, `Stopped: ${about.why}`),
   ];
 }
+
+/** A link to the `rove train` run that a run is a part of. */
+export const partOf = ({ training }) => training && el("a", { href: address("run", { run: training }) }, `Training ${training}`);
 
 /** The status of a run; one whose rollouts failed is not just "complete". */
 export function statusPill(run) {

@@ -1,6 +1,6 @@
 // A `rove train` run: answers, its stages, mistakes of the trained model, and the curves of all stages in one picture.
 import { el, grid } from "./dom.js";
-import { NONE, number } from "./format.js";
+import { NONE, counted, number } from "./format.js";
 import { panels } from "./panels.js";
 
 const ALERTS = 3;
@@ -51,7 +51,7 @@ function mistakesView({ source, summary, questions, replies, fields, folder, ear
     return groups.length > 0 && [el("h3", {}, title), grid(filled, groups, "plain narrowly")];
   };
   const expected = ["expected answer", (group) => group.answer || NONE];
-  const ending = ["how the worst rollout ended", (group) => (group.turns > 1 ? `${number(group.turns)} turns; at last ${group.ending}` : group.reply || NONE)];
+  const ending = ["how the worst rollout ended", (group) => `${counted(group.turns, "turn")}, then: ${group.ending || NONE}`];
   return [
     el("h2", {}, "What does it still get wrong?"),
     el("p", { class: "note" }, `Rollouts of the row ${source}; links lead to the worst rollout of a row.`),

@@ -33,6 +33,8 @@ MIN_LOST = 0.005
 """Minimum share of the lost reward of a listed question or reply."""
 MOST_LOST = 0.9
 """Share of the lost reward for which the summary counts the worst rollouts."""
+MAX_WORST_CHARS = 100
+"""Maximum characters shown of the question of the worst rollout in a sentence."""
 MAX_CHARS = 160
 """Maximum characters shown of a question, a reply or a value."""
 
@@ -122,11 +124,12 @@ def describe_mistakes(
 
     Returns:
         `summary`: sentences, the most important one first. `share`: lost reward / best possible reward, None if that is not
-        above 0. `worst`: line of the worst rollout, None if no reward is lost. `has_turns`: whether a rollout has several
-        turns. `questions` and `replies`: groups, those that lose most first, each with `name`, `answer`, `reply`, `turns` and
-        `ending` (of the worst rollout), `rollouts`, `wrong` (number of rollouts that lose reward), `mean`, `before` (mean of
-        the earlier model, None without it), `lost` (share of the lost reward), `points` (lost reward) and `line` (of the
-        worst rollout). `fields`: name → groups, in the order of the values, for the fields that explain most of the variance.
+        above 0. `worst`: `line` of the worst rollout and `words` about its end, None if no reward is lost. `has_turns`:
+        whether a rollout has several turns. `questions` and `replies`: groups, those that lose most first, each with `name`,
+        `answer`, `reply`, `turns` and `ending` (of the worst rollout), `rollouts`, `wrong` (number of rollouts that lose
+        reward), `mean`, `before` (mean of the earlier model, None without it), `lost` (share of the lost reward), `points`
+        (lost reward) and `line` (of the worst rollout). `fields`: name → groups, in the order of the values, for the fields
+        that explain most of the variance.
     """
     best = max((rollout.reward for rollout in (*rollouts, *earlier_rollouts)), default=0.0) if best is None else best
     lost = sum(best - rollout.reward for rollout in rollouts)
@@ -158,7 +161,7 @@ def describe_mistakes(
             *_field_sentences(fields, rollouts),
         ],
         "share": lost / possible if possible > 0 else None,
-        "worst": wrong[0].line,
+        "worst": {"line": wrong[0].line, "words": _worst_words(wrong[0])},
         "has_turns": any(rollout.turns > 1 for rollout in rollouts),
         "questions": [_shown(group) for group in listed_questions],
         "replies": [_shown(group) for group in repeated[:MAX_GROUPS]],
@@ -181,6 +184,15 @@ def _size_sentences(rollouts: Sequence[Graded], wrong: Sequence[Graded], best: f
         worst = f"{num_worst:,} worst rollouts" if num_worst > 1 else "worst rollout"
         sentences.append(f"The {worst} lost {percent(lost_by_worst / lost)}% of these points.")
     return sentences
+
+
+def _worst_words(rollout: Graded) -> str:
+    """Return how a rollout ended. Of several turns, the last reply answers the message before it, not the question."""
+    if rollout.turns > 1:
+        return f"after {rollout.turns:,} turns: {rollout.ending}"
+    question = cut(" ".join(rollout.question.split()), MAX_WORST_CHARS)
+    expected = f" (expected: {rollout.answer})" if rollout.answer else ""
+    return " ".join(f"{question} → {rollout.ending or rollout.reply}{expected}".split())
 
 
 def _question_sentences(questions: Sequence[JsonMapping], num_questions: int, num_rollouts: int) -> list[str]:

@@ -131,7 +131,8 @@ class TrainAnswers(NamedTuple):
             return []
         parts: list[Part] = [" ".join([f"{mistakes['source']}:", *mistakes["summary"][:2], ""])]
         if mistakes["worst"] is not None:
-            parts.append({"text": "Worst rollout", "run": mistakes["folder"], "line": mistakes["worst"]})
+            parts.append(f"The worst: {mistakes['worst']['words']} ")
+            parts.append({"text": "Open it", "run": mistakes["folder"], "line": mistakes["worst"]["line"]})
         return parts
 
     def _length(self) -> list[Part]:

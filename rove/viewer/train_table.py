@@ -12,7 +12,7 @@ from rove.core.plain import JsonMapping, JsonObject
 from rove.runs.run import Run
 from rove.runs.train_folder import ResultRow, TrainFolder
 from rove.statistics import clopper_pearson
-from rove.statistics.format import caveats, interval, percent, shown
+from rove.statistics.format import caveats, limits, percent, shown
 from rove.viewer.compare import compare_runs
 from rove.viewer.html import finite
 from rove.viewer.index import Index
@@ -196,13 +196,14 @@ def describe_table(results: TrainResults) -> JsonObject:
             estimates += [reward_of(row, condition), *([] if main is None else [main])]
             values.append(_table_row(results, row, condition, main))
             if main is not None and not has_interval(main):
-                footnotes.append(f"{row.name}, {condition}: {equal_words(main)}.")
+                footnotes.append(f"({row.name}, {condition}: {equal_words(main)}.)")
     head, values = _without_empty_columns(values)
     caveat_line = caveats(estimates)
     words = {results.condition_words(row, condition): None for row in results.rows for condition in row.conditions}
     explained = [text for text in words if "temperature" in text]
-    lines = [f"{'; '.join(explained)}." if explained else "", caveat_line, *dict.fromkeys(footnotes)]
-    return {"head": head, "values": values, "footnotes": [line for line in lines if line]}
+    models = "base: the model before training; + …: the model after this stage; change: from the row above"
+    lines = [f"{'; '.join([models, *explained])}.", " ".join([caveat_line, *footnotes]).strip()]
+    return {"head": head, "values": values, "footnotes": [line for line in lines if line] if values else []}
 
 
 def _table_row(results: TrainResults, row: ResultRow, condition: str, main: JsonMapping | None) -> tuple[str, ...]:
@@ -212,13 +213,19 @@ def _table_row(results: TrainResults, row: ResultRow, condition: str, main: Json
         row.name,
         condition or shown(None),
         decimals(reward["mean"]),
-        interval(reward),
+        _interval_cell(reward),
         change_cell(main),
         one_decimal(lengths.tokens),
         one_decimal(lengths.turns),
         one_decimal(lengths.tokens_per_reply),
         shown(None) if lengths.truncated is None else f"{percent(lengths.truncated)}%",
     )
+
+
+def _interval_cell(reward: JsonMapping) -> str:
+    bounds = limits(reward)
+    mark = "*" if reward.get("caveat") else ""
+    return f"[{decimals(bounds[0])}, {decimals(bounds[1])}]{mark}" if bounds else f"{shown(None)}{mark}"
 
 
 def one_decimal(value: float | None) -> str:

@@ -77,7 +77,7 @@ def test_few_bad_rollouts_among_many_that_lose_a_little():
         "together 1.009 points of 100: 1.0% of the best possible reward.",
         "The worst rollout lost 99.1% of these points.",
     ]
-    assert mistakes["worst"] == 99
+    assert mistakes["worst"]["line"] == 99
     [question] = mistakes["questions"]
     assert (question["rollouts"], question["wrong"]) == (100, 10)
 
@@ -96,6 +96,7 @@ def test_a_rollout_of_several_turns_shows_how_it_ended_instead_of_its_last_reply
     [question] = mistakes["questions"]
     assert (question["turns"], question["ending"]) == (2, "7 stones → 2 → You lose.")
     assert mistakes["has_turns"]
+    assert mistakes["worst"]["words"] == "after 2 turns: 7 stones → 2 → You lose."
     assert mistakes["replies"] == []
 
 

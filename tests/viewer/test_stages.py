@@ -77,7 +77,8 @@ def test_the_page_answers_what_one_asks_about_a_training(store: RunStore, tmp_pa
     assert mistakes["summary"][0] == size
     assert answers["Still wrong"] == [
         f"+ RL, greedy: {size} level = 2: mean reward 1.050 in 20 rollouts, 1.200 in the others. ",
-        {"text": "Worst rollout", "run": "eval/RL-greedy", "line": 57},
+        "The worst: question 57 → no idea (expected: 57) ",
+        {"text": "Open it", "run": "eval/RL-greedy", "line": 57},
     ]
     assert [group["name"] for group in mistakes["questions"]] == ["question 57", "question 58", "question 59"]
     assert mistakes["replies"][0]["name"] == "no idea"

@@ -20,11 +20,12 @@ export function runHead(about, tab, ...more) {
     el("div", { class: "title" },
       el("h1", {}, about.name),
       statusPill(about),
-      partOf(about),
+      !["rl", "sft"].includes(about.kind) && partOf(about),
       el("span", { class: "note" }, [about.env, about.model].filter((text) => text).join(" · ")),
       tagList(about.tags), more,
       !["sft", "train"].includes(about.kind) && el("a", { class: "button", href: address("compare", { a: about.name }) }, "Compare with …")),
     about.kind !== "train" && el("nav", { class: "tabs", "aria-label": "Pages of this run" }, Object.entries(tabs).map(link)),
+    about.training && ["rl", "sft"].includes(about.kind) && el("p", { class: "note" }, "The numbers below are measurements during this stage. To compare the models on the same examples, see ", partOf(about), "."),
     about.trouble && el("p", { class: "bad" }, about.trouble),
     about.why && el("p", { class: "why" }, `Stopped: ${about.why}`),
   ];

@@ -33,8 +33,8 @@ MIN_LOST = 0.005
 """Minimum share of the lost reward of a listed question or reply."""
 MOST_LOST = 0.9
 """Share of the lost reward for which the summary counts the worst rollouts."""
-MAX_WORST_CHARS = 100
-"""Maximum characters shown of the question of the worst rollout in a sentence."""
+MAX_SHORT_CHARS = 90
+"""Maximum characters shown of a message in a sentence."""
 MAX_CHARS = 160
 """Maximum characters shown of a question, a reply or a value."""
 
@@ -95,8 +95,8 @@ def _text(message: MessageDict) -> str:
 def _ending(completion: Sequence[MessageDict]) -> str:
     """Return the last reply with the message before it and the message after it."""
     last = max(position for position, message in enumerate(completion) if message.get("role") == "assistant")
-    texts = [" ".join(_text(message).split()) for message in completion[max(0, last - 1) : last + 2]]
-    return " → ".join(cut(text, MAX_CHARS) for text in texts if text)
+    texts = [cut(_text(message), MAX_SHORT_CHARS) for message in completion[max(0, last - 1) : last + 2]]
+    return " → ".join(" ".join(text.split()) for text in texts if text.strip())
 
 
 def _fields(info: object) -> dict[str, str | float]:
@@ -172,9 +172,13 @@ def describe_mistakes(
 def _size_sentences(rollouts: Sequence[Graded], wrong: Sequence[Graded], best: float, lost: float) -> list[str]:
     """Return sentences about how much reward is lost, and by how many rollouts; `wrong` has the worst rollout first."""
     possible = best * len(rollouts)
-    share = f" of {possible:,.6g}: {percent(lost / possible)}% of the best possible reward" if possible > 0 else ""
+    points = (
+        f"{number(lost)} of {possible:,.6g} points ({percent(lost / possible)}%)"
+        if possible > 0
+        else f"{number(lost)} points"
+    )
     size = f"{len(wrong):,} of {counted(len(rollouts), 'rollout')}"
-    sentences = [f"{size} earned less than the best reward, {number(best)}; together {number(lost)} points{share}."]
+    sentences = [f"{size} earned less than the best reward, {number(best)}; together they lost {points}."]
     num_worst = 0
     lost_by_worst = 0.0
     while lost_by_worst < MOST_LOST * lost and num_worst < len(wrong):
@@ -190,14 +194,14 @@ def _worst_words(rollout: Graded) -> str:
     """Return how a rollout ended. Of several turns, the last reply answers the message before it, not the question."""
     if rollout.turns > 1:
         return f"after {rollout.turns:,} turns: {rollout.ending}"
-    question = cut(" ".join(rollout.question.split()), MAX_WORST_CHARS)
+    question = cut(" ".join(rollout.question.split()), MAX_SHORT_CHARS)
     expected = f" (expected: {rollout.answer})" if rollout.answer else ""
     return " ".join(f"{question} → {rollout.ending or rollout.reply}{expected}".split())
 
 
 def _question_sentences(questions: Sequence[JsonMapping], num_questions: int, num_rollouts: int) -> list[str]:
-    """Return a sentence about the listed questions; none if each question has one rollout."""
-    if num_questions == num_rollouts or not questions:
+    """Return a sentence about the listed questions; none if each question has one rollout, or if all are listed."""
+    if num_questions == num_rollouts or not questions or len(questions) == num_questions:
         return []
     share = sum(group["lost"] for group in questions)
     verb = "questions lost" if len(questions) > 1 else "question lost"

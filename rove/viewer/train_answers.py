@@ -193,6 +193,8 @@ class TrainAnswers(NamedTuple):
 
     def _next(self) -> list[Part]:
         """Propose what to do next, with the reason of each proposal."""
+        if not self.results.folder.is_complete:
+            return ["The run is not complete: repeat its command, which continues it."]
         commands = continue_commands(self.results.folder, self.kept.row)
         parts: list[Part] = []
         if self.diagnoses:

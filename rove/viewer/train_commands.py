@@ -35,7 +35,7 @@ def seed_of(folder: TrainFolder) -> int:
 def model_folder(folder: TrainFolder, row: ResultRow) -> str:
     """Return the folder of a row's model where it is now: the row has the path from the folder in which the run was started."""
     path = folder.path.joinpath(*Path(row.model).parts[-2:])
-    return str(path) if path.is_dir() else row.model
+    return str(path.absolute()) if path.is_dir() else row.model
 
 
 def command(words: Sequence[str]) -> str:

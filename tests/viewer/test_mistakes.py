@@ -35,8 +35,7 @@ def test_the_questions_that_lose_the_reward_come_first():
     assert [(group["name"], group["rollouts"]) for group in mistakes["replies"]] == [("x", 2)]
     assert mistakes["questions"][0]["line"] == 2  # the worst rollout
     assert mistakes["summary"] == [
-        "3 of 5 rollouts earned less than the best reward, 1.000; "
-        "together 2.000 points of 5: 40.0% of the best possible reward.",
+        "3 of 5 rollouts earned less than the best reward, 1.000; together they lost 2.000 of 5 points (40.0%).",
         "2 of 3 questions lost 100.0% of these points.",
     ]
 
@@ -73,8 +72,7 @@ def test_few_bad_rollouts_among_many_that_lose_a_little():
     after.append(Graded("start", "", "", {}, 0.0, 99))
     mistakes = describe_mistakes(after)
     assert mistakes["summary"][:2] == [
-        "10 of 100 rollouts earned less than the best reward, 1.000; "
-        "together 1.009 points of 100: 1.0% of the best possible reward.",
+        "10 of 100 rollouts earned less than the best reward, 1.000; together they lost 1.009 of 100 points (1.0%).",
         "The worst rollout lost 99.1% of these points.",
     ]
     assert mistakes["worst"]["line"] == 99

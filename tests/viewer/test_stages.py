@@ -14,7 +14,7 @@ from made_training import made_training
 import rove as vf
 from rove.runs.run import Run
 from rove.runs.train_folder import COMPLETE, RESULTS, TrainFolder
-from rove.viewer import api
+from rove.viewer import api, train_answers
 from rove.viewer.api import QueryParams
 from rove.viewer.run_store import RunStore
 from rove.viewer.train_commands import repeat_command
@@ -72,8 +72,7 @@ def test_the_page_answers_what_one_asks_about_a_training(store: RunStore, tmp_pa
     )
     assert answers["RL alone"][0].startswith("From after SFT to after RL: +0.783 [")
     mistakes = page["mistakes"]
-    size = "3 of 60 rollouts earned less than the best reward, 1.200; together 3.000 points of 72: "
-    size += "4.2% of the best possible reward."
+    size = "3 of 60 rollouts earned less than the best reward, 1.200; together they lost 3.000 of 72 points (4.2%)."
     assert mistakes["summary"][0] == size
     assert answers["Still wrong"] == [
         f"+ RL, greedy: {size} level = 2: mean reward 1.050 in 20 rollouts, 1.200 in the others. ",
@@ -112,6 +111,23 @@ def test_the_page_answers_what_one_asks_about_a_training(store: RunStore, tmp_pa
     # The curves of all stages are in one picture.
     assert [row["step"] for row in page["training"]["rows"]] == [1, 2, 3, 4]
     assert page["training"]["alerts"] == [{"step": 2, "id": "RL 1 begins"}]
+
+
+def test_more_rl_is_not_proposed_near_the_best_reward(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(train_answers, "SOLVED", 0.05)
+    page = api.stages(store, QueryParams([("run", "mine")]))
+    parts = next(answer["parts"] for answer in page["answers"] if answer["title"] == "Next")
+    assert parts[1] == "It loses 4.2% of the best reward, so more RL can gain little: train on a harder setting."
+    commands = [part["command"].split()[:2] for part in parts if isinstance(part, dict)]
+    assert commands == [["rove", "train"], ["rove", "play"]]
+
+
+def test_a_training_that_is_not_complete_is_to_be_continued(store: RunStore, tmp_path: Path):
+    (tmp_path / "runs" / "mine" / COMPLETE).unlink()
+    page = api.stages(store, QueryParams([("run", "mine")]))
+    answers = {answer["title"]: answer["parts"] for answer in page["answers"]}
+    assert answers["Next"] == ["The run is not complete: repeat its command, which continues it."]
+    assert answers["Cost"] == ["SFT: 2 steps, RL 1: 2 of 9 steps; the command has not ended."]
 
 
 def test_a_training_that_has_just_begun(tmp_path: Path):

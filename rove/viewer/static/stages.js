@@ -54,7 +54,7 @@ function mistakesView({ source, summary, questions, replies, fields, folder, ear
   const ending = ["how the worst rollout ended", (group) => `${counted(group.turns, "turn")}, then: ${group.ending || NONE}`];
   return [
     el("h2", {}, "What does it still get wrong?"),
-    el("p", { class: "note" }, `Rollouts of the row ${source}; links lead to the worst rollout of a row.`),
+    el("p", { class: "note" }, `Rollouts of the row ${source}${target(folder) ? "; links lead to the worst rollout of a row" : ""}.`),
     summary.map((sentence) => el("p", {}, sentence)),
     turns ? table("By first message", "first message", questions, ending) : table("By question", "question", questions, expected, ["reply", (group) => group.reply || NONE]),
     Object.entries(fields).map(([name, groups]) => table(`By ${name}`, name, groups)),

@@ -204,8 +204,7 @@ def _question_sentences(questions: Sequence[JsonMapping], num_questions: int, nu
     if num_questions == num_rollouts or not questions or len(questions) == num_questions:
         return []
     share = sum(group["lost"] for group in questions)
-    verb = "questions lost" if len(questions) > 1 else "question lost"
-    return [f"{len(questions):,} of {num_questions:,} {verb} {percent(share)}% of these points."]
+    return [f"{len(questions):,} of {counted(num_questions, 'question')} lost {percent(share)}% of these points."]
 
 
 def _field_sentences(fields: Mapping[str, Sequence[JsonMapping]], rollouts: Sequence[Graded]) -> list[str]:

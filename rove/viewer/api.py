@@ -130,6 +130,7 @@ def run(store: RunStore, params: QueryParams) -> JsonObject:
     columns = queries.columns(index) if progress.size else {}
     return {
         "name": name,
+        "training": store.training_of(name),
         **_state(folder),
         **_read_or(lambda: describe_run(folder), {"kind": "unreadable", "env": "", "model": "", "config": {}}),
         "versions": _read_or(lambda: {"list": folder.versions()}, {"list": []})["list"],

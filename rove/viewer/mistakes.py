@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from rove.core.messages import text_of
-from rove.core.plain import JsonObject, MessageDict
+from rove.core.plain import JsonMapping, JsonObject, MessageDict
 from rove.statistics.format import cut, number, percent
 from rove.utils.units import counted
 from rove.viewer.html import utf8_text
@@ -29,6 +29,12 @@ MAX_VALUES = 12
 NUM_RANGES = 4
 MIN_EXPLAINED = 0.05
 """Minimum share of the variance of the rewards that a listed field explains."""
+MIN_LOST = 0.005
+"""Minimum share of the lost reward of a listed question or reply."""
+MOST_LOST = 0.9
+"""Share of the lost reward for which the summary counts the worst rollouts."""
+MAX_SHORT_CHARS = 90
+"""Maximum characters shown of a message in a sentence."""
 MAX_CHARS = 160
 """Maximum characters shown of a question, a reply or a value."""
 
@@ -46,10 +52,14 @@ class Graded(NamedTuple):
     reward: float
     line: int
     """Line in rollouts.jsonl."""
+    turns: int = 1
+    ending: str = ""
+    """The last reply with the messages around it; "" without a reply."""
 
 
 class _Row(msgspec.Struct, frozen=True):
     prompt: list[MessageDict] = []
+    completion: list[MessageDict] = []
     info: object = None
 
 
@@ -67,17 +77,26 @@ def graded_rollouts(index: Index) -> list[Graded]:
     graded: list[Graded] = []
     for line, offset, size, reward, answer, reply in index.query(sql):
         row = msgspec.json.decode(read_line(index.file, offset, size), type=_StoredRow).record
-        question = _question(row)
+        question = _text(row.prompt[-1]) if row.prompt else ""
         fields = {"length of the question": float(len(question)), **_fields(row.info)}
-        graded.append(Graded(question, answer or "", reply or "", fields, float(reward), line))
+        turns = sum(message.get("role") == "assistant" for message in row.completion)
+        ending = _ending(row.completion) if turns else ""
+        graded.append(Graded(question, answer or "", reply or "", fields, float(reward), line, turns, ending))
     return graded
 
 
-def _question(row: _Row) -> str:
+def _text(message: MessageDict) -> str:
     try:
-        return utf8_text(text_of(row.prompt[-1])) if row.prompt else ""
+        return utf8_text(text_of(message))
     except (AttributeError, TypeError):  # a content that is neither text nor a list of parts
         return ""
+
+
+def _ending(completion: Sequence[MessageDict]) -> str:
+    """Return the last reply with the message before it and the message after it."""
+    last = max(position for position, message in enumerate(completion) if message.get("role") == "assistant")
+    texts = [cut(_text(message), MAX_SHORT_CHARS) for message in completion[max(0, last - 1) : last + 2]]
+    return " → ".join(" ".join(text.split()) for text in texts if text.strip())
 
 
 def _fields(info: object) -> dict[str, str | float]:
@@ -104,50 +123,101 @@ def describe_mistakes(
         best: The best reward. Default: the highest reward of these rollouts.
 
     Returns:
-        `summary`: sentences, the most important one first. `questions` and `replies`: groups, those that lose most first,
-        each with `name`, `answer` and `reply` (of the worst rollout), `rollouts`, `mean`, `before` (mean of the earlier
-        model, None without it), `lost` (share of the lost reward) and `line` (of the worst rollout). `fields`: name →
-        groups, in the order of the values, for the fields that explain most of the variance.
+        `summary`: sentences, the most important one first. `share`: lost reward / best possible reward, None if that is not
+        above 0. `worst`: `line` of the worst rollout and `words` about its end, None if no reward is lost. `has_turns`:
+        whether a rollout has several turns. `questions` and `replies`: groups, those that lose most first, each with `name`,
+        `answer`, `reply`, `turns` and `ending` (of the worst rollout), `rollouts`, `wrong` (number of rollouts that lose
+        reward), `mean`, `before` (mean of the earlier model, None without it), `lost` (share of the lost reward), `points`
+        (lost reward) and `line` (of the worst rollout). `fields`: name → groups, in the order of the values, for the fields
+        that explain most of the variance.
     """
     best = max((rollout.reward for rollout in (*rollouts, *earlier_rollouts)), default=0.0) if best is None else best
     lost = sum(best - rollout.reward for rollout in rollouts)
     if not rollouts or lost <= 1e-9:
         return {
-            "summary": ["No rollout lost reward."] if rollouts else [],
+            "summary": [f"None of {counted(len(rollouts), 'rollout')} lost reward."] if rollouts else [],
+            "share": 0.0 if rollouts else None,
+            "worst": None,
+            "has_turns": False,
             "questions": [],
             "replies": [],
             "fields": {},
         }
-    wrong = [rollout for rollout in rollouts if best - rollout.reward > 1e-9]
+    wrong = sorted(
+        (rollout for rollout in rollouts if best - rollout.reward > 1e-9), key=lambda rollout: rollout.reward
+    )
     questions = _groups(rollouts, earlier_rollouts, lambda rollout: rollout.question, best, lost)
-    losing = [group for group in questions if group["lost"] > 0]
+    listed_questions = [group for group in questions if group["lost"] >= MIN_LOST][:MAX_GROUPS]
     fields = _field_groups(rollouts, earlier_rollouts, best, lost)
-    has_repeats = len(questions) < len(rollouts)
-    summary = [
-        f"{len(wrong):,} of {counted(len(rollouts), 'rollout')} earned less than the best reward, {number(best)}."
-    ]
-    if has_repeats and losing:
-        top = losing[:MAX_GROUPS]
-        share = sum(group["lost"] for group in top)
-        summary.append(
-            f"{counted(len(top), 'question')} of {len(questions):,} {'lose' if len(top) > 1 else 'loses'} "
-            f"{percent(share)}% of the lost reward."
-        )
-    for name, groups in fields.items():
-        worst = min(groups, key=lambda group: group["mean"])
-        other_rewards = [rollout.reward for rollout in rollouts if rollout.line not in worst["lines"]]
-        summary.append(
-            f"{name} = {worst['name']}: mean reward {number(worst['mean'])} in {counted(worst['rollouts'], 'rollout')}, "
-            f"{number(fmean(other_rewards))} in the others."
-        )
-    replies = _groups(wrong, (), lambda rollout: rollout.reply, best, lost) if wrong else []
-    repeated = [group for group in replies if group["rollouts"] > 1]
+    # The last reply of several turns answers the message before it, not the question.
+    single_turns = [rollout for rollout in wrong if rollout.turns <= 1]
+    replies = _groups(single_turns, (), lambda rollout: rollout.reply, best, lost)
+    repeated = [group for group in replies if group["rollouts"] > 1 and group["lost"] >= MIN_LOST]
+    possible = best * len(rollouts)
     return {
-        "summary": summary,
-        "questions": [_shown(group) for group in losing[:MAX_GROUPS]],
+        "summary": [
+            *_size_sentences(rollouts, wrong, best, lost),
+            *_question_sentences(listed_questions, len(questions), len(rollouts)),
+            *_field_sentences(fields, rollouts),
+        ],
+        "share": lost / possible if possible > 0 else None,
+        "worst": {"line": wrong[0].line, "words": _worst_words(wrong[0])},
+        "has_turns": any(rollout.turns > 1 for rollout in rollouts),
+        "questions": [_shown(group) for group in listed_questions],
         "replies": [_shown(group) for group in repeated[:MAX_GROUPS]],
         "fields": {name: [_shown(group) for group in groups] for name, groups in fields.items()},
     }
+
+
+def _size_sentences(rollouts: Sequence[Graded], wrong: Sequence[Graded], best: float, lost: float) -> list[str]:
+    """Return sentences about how much reward is lost, and by how many rollouts; `wrong` has the worst rollout first."""
+    possible = best * len(rollouts)
+    points = (
+        f"{number(lost)} of {possible:,.6g} points ({percent(lost / possible)}%)"
+        if possible > 0
+        else f"{number(lost)} points"
+    )
+    size = f"{len(wrong):,} of {counted(len(rollouts), 'rollout')}"
+    sentences = [f"{size} earned less than the best reward, {number(best)}; together they lost {points}."]
+    num_worst = 0
+    lost_by_worst = 0.0
+    while lost_by_worst < MOST_LOST * lost and num_worst < len(wrong):
+        lost_by_worst += best - wrong[num_worst].reward
+        num_worst += 1
+    if num_worst < len(wrong) / 2:
+        worst = f"{num_worst:,} worst rollouts" if num_worst > 1 else "worst rollout"
+        sentences.append(f"The {worst} lost {percent(lost_by_worst / lost)}% of these points.")
+    return sentences
+
+
+def _worst_words(rollout: Graded) -> str:
+    """Return how a rollout ended. Of several turns, the last reply answers the message before it, not the question."""
+    if rollout.turns > 1:
+        return f"after {rollout.turns:,} turns: {rollout.ending}"
+    question = cut(" ".join(rollout.question.split()), MAX_SHORT_CHARS)
+    expected = f" (expected: {rollout.answer})" if rollout.answer else ""
+    return " ".join(f"{question} → {rollout.ending or rollout.reply}{expected}".split())
+
+
+def _question_sentences(questions: Sequence[JsonMapping], num_questions: int, num_rollouts: int) -> list[str]:
+    """Return a sentence about the listed questions; none if each question has one rollout, or if all are listed."""
+    if num_questions == num_rollouts or not questions or len(questions) == num_questions:
+        return []
+    share = sum(group["lost"] for group in questions)
+    return [f"{len(questions):,} of {counted(num_questions, 'question')} lost {percent(share)}% of these points."]
+
+
+def _field_sentences(fields: Mapping[str, Sequence[JsonMapping]], rollouts: Sequence[Graded]) -> list[str]:
+    """Return a sentence about the worst value of each field."""
+    sentences: list[str] = []
+    for name, groups in fields.items():
+        worst = min(groups, key=lambda group: group["mean"])
+        other_rewards = [rollout.reward for rollout in rollouts if rollout.line not in worst["lines"]]
+        sentences.append(
+            f"{name} = {worst['name']}: mean reward {number(worst['mean'])} in {counted(worst['rollouts'], 'rollout')}, "
+            f"{number(fmean(other_rewards))} in the others."
+        )
+    return sentences
 
 
 def _groups(
@@ -173,9 +243,13 @@ def _groups(
                 "name": name,
                 "answer": worst.answer,
                 "reply": worst.reply,
+                "turns": worst.turns,
+                "ending": worst.ending,
                 "rollouts": len(group_members),
+                "wrong": sum(best - reward > 1e-9 for reward in rewards),
                 "mean": fmean(rewards),
                 "before": fmean(earlier_rewards[name]) if name in earlier_rewards else None,
+                "points": sum(best - reward for reward in rewards),
                 "lost": sum(best - reward for reward in rewards) / lost,
                 "line": worst.line,
                 "lines": {rollout.line for rollout in group_members},

@@ -31,7 +31,7 @@ def overview(run: Run, index: Index, has_rollouts: bool) -> JsonObject:
         content["cards"].append((duration(taken), "time of all steps"))
     spent = _seconds(index) if has_rollouts else None
     if spent is not None:
-        content["cards"].append((duration(spent), "time of all rollouts together"))
+        content["cards"].append((duration(spent), "time of all rollouts added up, although they run at the same time"))
     if not any(words.startswith("cost") for _, words in content["cards"]):
         content["cards"].append((shown(None), "cost: the settings have no price"))
     alerts, _ = alert_rows(run.path)

@@ -176,14 +176,14 @@ def write_stages_report(folder: TrainFolder, path: Path) -> Path:
     facts = [content["when"], *(["not complete"] if not content["complete"] else [])]
     data: JsonObject = {
         **PAGE_DEFAULTS,
-        **{name: content[name] for name in ("title", "complete", "verdict", "cards", "head", "values", "training")},
+        **{name: content[name] for name in ("title", "complete", "head", "values", "training")},
+        "cards": [],
         "facts": facts,
         "counts": [],
-        "again": content["repeat"],
         "settings": content["recipe"],
         "rollouts": [],
         "rollouts_note": "",
-        "stages": {name: content[name] for name in ("notes", "diagnoses", "stages", "mistakes", "next")},
+        "stages": {name: content[name] for name in ("answers", "notes", "diagnoses", "stages", "mistakes")},
     }
     page = whole_page(content["title"], _stages_markdown(content), without_secrets(data, {}, by_field=False))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,16 +198,27 @@ def stages_markdown(folder: TrainFolder) -> str:
 
 
 def _stages_markdown(content: JsonMapping) -> str:
-    lines = [*content["verdict"], *content["notes"], *(f"diagnosis: {text}" for text in content["diagnoses"])]
-    for stage in content["stages"]:
-        kept = "" if stage["kept"] == shown(None) else f", kept: {stage['kept']}"
-        lines.append(f"{stage['title']}: {stage['size']}, {stage['ended']}{kept}")
-    lines += [f"{words}: {value}" for value, words in content["cards"] if words.startswith(("cost", "time"))]
-    mistakes = content["mistakes"] or {"summary": []}
-    lines += [f"{mistakes['source']}: {sentence}" for sentence in mistakes["summary"]]
-    repeat = f"Repeat: {_code(content['repeat'])}\n" if content["repeat"] else ""
+    lines = [f"{answer['title']}: {_answer_markdown(answer['parts'])}" for answer in content["answers"]]
+    notes = [
+        *content["notes"],
+        *(f"{stage['title']}: {stage['size']}, {stage['ended']}" for stage in content["stages"]),
+    ]
+    lines += [_plain(line) for line in notes]
     table = summary_markdown(content["title"], {"head": content["head"], "values": content["values"], "counts": []})
-    return utf8_text("\n".join([table.rstrip(), "", *(f"- {_plain(line)}" for line in lines), "", repeat]))
+    return utf8_text("\n".join([table.rstrip(), "", *(f"- {line}" for line in lines), ""]))
+
+
+def _answer_markdown(parts: Sequence[str | JsonMapping]) -> str:
+    """Return an answer about a `rove train` run on one line; links become texts."""
+    texts: list[str] = []
+    for part in parts:
+        if isinstance(part, str):
+            texts.append(_plain(part))
+        elif "command" in part:
+            texts.append(_code(part["command"]))
+        elif "line" not in part:
+            texts.append(_plain(part["text"]))
+    return "".join(texts)
 
 
 def _opener(stack: ExitStack) -> Callable[[Path], Index]:

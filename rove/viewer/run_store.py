@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Event, Lock, Thread
 
 import msgspec
@@ -33,7 +33,8 @@ from rove.viewer.queries import (
     reward_range,
 )
 from rove.viewer.run_settings import describe_run, flat, masked
-from rove.viewer.stages import environment_of, kept_model, reward_of
+from rove.viewer.train_commands import environment_of
+from rove.viewer.train_table import kept_model, reward_of
 
 SEARCH_DEPTH = 6
 """Maximum depth of the search for runs: `rl/evaluations/NAME/STEP` has a depth of four."""
@@ -104,6 +105,14 @@ class RunStore:
         """Return the folder of `rove train` of that name; None if the name is that of a single run."""
         path = self.run(name).path
         return TrainFolder(path) if is_train_folder(os.listdir(path)) else None
+
+    def training_of(self, name: str) -> str:
+        """Return the name of the `rove train` run whose folder contains a run; "" if there is none."""
+        for parent in PurePosixPath(name).parents:
+            path = self._path(str(parent))
+            if path is not None and is_train_folder(os.listdir(path)):
+                return str(parent)
+        return ""
 
     def evaluation_index(self, folder: Path) -> Index:
         """Return the complete index of an evaluation inside a folder of `rove train`."""

@@ -88,7 +88,7 @@ def _change(name: str, curve: Sequence[tuple[object, float]], better: int) -> li
     first, last = _ends(values)
     start, end = fmean(first), fmean(last)
     change = end - start
-    span = f"from {number(start)} to {number(end)} (means of the first and last {len(first)} steps)"
+    span = f"from {number(start)} to {number(end)} (means of the first and last {counted(len(first), 'step')})"
     if len(first) < 3:
         return [f"Too few steps to tell noise from progress: the {name} went {span}."]
     standard_errors = [stdev(part) / math.sqrt(len(part)) for part in (first, last)]

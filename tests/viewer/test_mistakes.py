@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from pathlib import Path
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from made import made_run, record
 
-from rove.viewer.mistakes import Graded, describe_mistakes
+from rove.viewer.index import Index
+from rove.viewer.mistakes import Graded, describe_mistakes, graded_rollouts
 
 
 def graded(question: str, reward: float, line: int = 0, reply: str = "", **fields: str | float) -> Graded:
@@ -31,8 +35,8 @@ def test_the_questions_that_lose_the_reward_come_first():
     assert [(group["name"], group["rollouts"]) for group in mistakes["replies"]] == [("x", 2)]
     assert mistakes["questions"][0]["line"] == 2  # the worst rollout
     assert mistakes["summary"] == [
-        "3 of 5 rollouts earned less than the best reward, 1.000.",
-        "2 questions of 3 lose 100.0% of the lost reward.",
+        "3 of 5 rollouts earned less than the best reward, 1.000; together they lost 2.000 of 5 points (40.0%).",
+        "2 of 3 questions lost 100.0% of these points.",
     ]
 
 
@@ -51,7 +55,7 @@ def test_a_field_that_explains_the_errors_is_named_and_one_of_noise_is_not():
     mistakes = describe_mistakes(after)
     assert list(mistakes["fields"]) == ["level"]
     assert [group["name"] for group in mistakes["fields"]["level"]] == ["0", "1", "2", "3", "4"]
-    assert mistakes["summary"][1].startswith("level = 4: mean reward 0.")
+    assert any(sentence.startswith("level = 4: mean reward 0.") for sentence in mistakes["summary"])
 
 
 def test_a_number_with_many_values_is_divided_into_ranges():
@@ -62,9 +66,41 @@ def test_a_number_with_many_values_is_divided_into_ranges():
     assert groups[-1]["name"] == "74.250 to 99"
 
 
+def test_few_bad_rollouts_among_many_that_lose_a_little():
+    after = [Graded("start", "", "", {}, 1.0, line) for line in range(90)]
+    after += [Graded("start", "", "", {}, 0.999, 90 + line) for line in range(9)]
+    after.append(Graded("start", "", "", {}, 0.0, 99))
+    mistakes = describe_mistakes(after)
+    assert mistakes["summary"][:2] == [
+        "10 of 100 rollouts earned less than the best reward, 1.000; together they lost 1.009 of 100 points (1.0%).",
+        "The worst rollout lost 99.1% of these points.",
+    ]
+    assert mistakes["worst"]["line"] == 99
+    [question] = mistakes["questions"]
+    assert (question["rollouts"], question["wrong"]) == (100, 10)
+
+
+def test_a_rollout_of_several_turns_shows_how_it_ended_instead_of_its_last_reply_alone(tmp_path: Path):
+    moves = [("9 stones", "1"), ("7 stones", "2"), ("You lose.", "")]
+    completion: list[dict[str, str]] = []
+    for observation, reply in moves:
+        completion += [{"role": "user", "content": observation}, {"role": "assistant", "content": reply}]
+    played = msgspec.structs.replace(record(0, win=0.0), completion=completion[1:-1])
+    run = made_run(tmp_path / "run", [played, record(1), record(2)])
+    index = Index(run.path / "rollouts.jsonl")
+    assert index.catch_up(60.0).done
+    mistakes = describe_mistakes(graded_rollouts(index))
+    index.close()
+    [question] = mistakes["questions"]
+    assert (question["turns"], question["ending"]) == (2, "7 stones → 2 → You lose.")
+    assert mistakes["has_turns"]
+    assert mistakes["worst"]["words"] == "after 2 turns: 7 stones → 2 → You lose."
+    assert mistakes["replies"] == []
+
+
 def test_no_mistakes():
     assert describe_mistakes([])["summary"] == []
-    assert describe_mistakes([graded("a", 1.0)])["summary"] == ["No rollout lost reward."]
+    assert describe_mistakes([graded("a", 1.0)])["summary"] == ["None of 1 rollout lost reward."]
     assert describe_mistakes([graded("a", 1.0)], best=1.2)["questions"][0]["lost"] == 1.0
 
 

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
-from commands import Rove, in_this_process
+from commands import Rove, environment, in_this_process
 from made import made_run, record
 from made_training import made_training
 
 import rove as vf
-from rove.runs.train_folder import COMPLETE, RESULTS
-from rove.viewer import api
+from rove.runs.run import Run
+from rove.runs.train_folder import COMPLETE, RESULTS, TrainFolder
+from rove.viewer import api, train_answers
 from rove.viewer.api import QueryParams
 from rove.viewer.run_store import RunStore
+from rove.viewer.train_commands import repeat_command
+
+PARITY = """
+import rove as vf
+
+def right(messages, state, rng):
+    return state["answer"]
+
+def guesser(messages, state, rng):
+    return rng.choice(["even", "odd"])
+
+def correct(completion, answer):
+    return float(completion[-1]["content"] == answer)
+
+def load_environment(num_examples: int = 100):
+    rows = [{"question": f"{n}?", "answer": "odd" if n % 2 else "even"} for n in range(num_examples)]
+    policies = {"right": right, "guesser": guesser}
+    return vf.SingleTurnEnv(dataset=rows, eval_dataset=rows, rubric=vf.Rubric([correct]), policies=policies)
+"""
 
 
 @pytest.fixture
@@ -37,36 +58,76 @@ def test_the_list_shows_a_training_as_one_row_with_the_reward_of_the_kept_weight
     assert {"mine/sft", "mine/rl1", "mine/eval/RL-greedy"} < {row["name"] for row in everything["runs"]}
 
 
-def test_the_page_answers_what_one_asks_about_a_training(store: RunStore):
+def test_the_page_answers_what_one_asks_about_a_training(store: RunStore, tmp_path: Path):
     page = api.stages(store, QueryParams([("run", "mine")]))
-    # Did it learn, and is it certain?
-    assert page["verdict"][0].startswith(
-        "From base to + RL, the reward (greedy) rose: 0.200 to 1.150, difference +0.950 ["
+    answers = {answer["title"]: answer["parts"] for answer in page["answers"]}
+    assert answers["Learned"] == [
+        "Yes: the reward rose from before training (base) to after RL: 0.200 to 1.150 (greedy); "
+        "the best reward of any rollout is 1.200."
+    ]
+    [certain] = answers["Certain"]
+    assert certain.startswith("The 95% interval of the difference, +0.950 [")
+    assert certain.endswith(
+        "], paired over 60 examples, is above 0. This is one run, seed 3: another seed may end with another reward."
     )
-    # How much did RL help?
-    assert page["verdict"][1].startswith("From + SFT to + RL, the reward (greedy) rose: 0.367 to 1.150")
-    # What is still wrong?
+    assert answers["RL alone"][0].startswith("From after SFT to after RL: +0.783 [")
     mistakes = page["mistakes"]
-    assert mistakes["summary"][0] == "3 of 60 rollouts earned less than the best reward, 1.200."
+    size = "3 of 60 rollouts earned less than the best reward, 1.200; together they lost 3.000 of 72 points (4.2%)."
+    assert mistakes["summary"][0] == size
+    assert answers["Still wrong"] == [
+        f"+ RL, greedy: {size} level = 2: mean reward 1.050 in 20 rollouts, 1.200 in the others. ",
+        "The worst: question 57 → no idea (expected: 57) ",
+        {"text": "Open it", "run": "eval/RL-greedy", "line": 57},
+    ]
     assert [group["name"] for group in mistakes["questions"]] == ["question 57", "question 58", "question 59"]
     assert mistakes["replies"][0]["name"] == "no idea"
     assert list(mistakes["fields"]) == ["level"]
-    assert mistakes["summary"][1] == "level = 2: mean reward 1.050 in 20 rollouts, 1.200 in the others."
-    # Did replies get longer, or cut off?
-    assert [row[5:] for row in page["values"]] == [("5.0", "0.0%")] * 3
-    # What was diagnosed, which weights are kept, what did it cost, how do I repeat it, and what next?
-    assert page["diagnoses"][0].startswith("rl1: ")
+    assert [row[5:] for row in page["values"]] == [("5.0", "1.0", "5.0", "0.0%")] * 3
+    assert answers["Length"] == [
+        "In the last stage replies kept their length. "
+        "base, + SFT, + RL (greedy): tokens per reply 5.0, 5.0, 5.0; truncated 0.0%, 0.0%, 0.0%."
+    ]
+    assert answers["Problems"][0].startswith("Diagnosis of rl1: ")
+    path = str(tmp_path / "runs" / "mine" / "rl1" / "final")
+    why = "the best held-out reward (greedy) in training, 0.800; of equal bests the last one"
+    assert answers["Kept weights"] == [f"RL 1, step 2: {why}. Folder: ", {"command": path}]
+    assert answers["Cost"] == [
+        "2.0 minutes, from the last start of the command to its end; SFT: 2 steps, RL 1: 2 of 9 steps."
+    ]
+    [repeat] = answers["Repeat"]
+    assert repeat["command"].startswith("rove train quiz --recipe ")
+    assert repeat["command"].endswith(" --seed 3 --run-dir runs/again")
     [sft, rl] = page["stages"]
     assert (sft["size"], rl["size"]) == ("2 steps", "2 of 9 steps")
-    assert rl["kept"] == "step 2, eval/greedy/reward/mean 0.800"
     assert rl["ended"] == "the reward has reached its target"
-    assert ("2.0 minutes", "cost of the last run of the command") in page["cards"]
-    assert page["repeat"].startswith("rove train quiz --recipe ")
-    assert page["repeat"].endswith(" --seed 3 --run-dir runs/again")
-    assert page["next"][0].startswith("rove play quiz -m ")
+    # RL that ended by itself is not continued.
+    assert answers["Next"][:2] == [
+        "First follow the advice of the diagnosis. ",
+        "RL ended early (the reward has reached its target): look at what it still gets wrong before more training.",
+    ]
+    commands = [part["command"] for part in answers["Next"] if isinstance(part, dict)]
+    assert commands[0].endswith(" --seed 4 --run-dir runs/seed-4")
+    assert commands[1].startswith("rove play quiz -m ")
     # The curves of all stages are in one picture.
     assert [row["step"] for row in page["training"]["rows"]] == [1, 2, 3, 4]
     assert page["training"]["alerts"] == [{"step": 2, "id": "RL 1 begins"}]
+
+
+def test_more_rl_is_not_proposed_near_the_best_reward(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(train_answers, "SOLVED", 0.05)
+    page = api.stages(store, QueryParams([("run", "mine")]))
+    parts = next(answer["parts"] for answer in page["answers"] if answer["title"] == "Next")
+    assert parts[1] == "It loses 4.2% of the best reward, so more RL can gain little: train on a harder setting."
+    commands = [part["command"].split()[:2] for part in parts if isinstance(part, dict)]
+    assert commands == [["rove", "train"], ["rove", "play"]]
+
+
+def test_a_training_that_is_not_complete_is_to_be_continued(store: RunStore, tmp_path: Path):
+    (tmp_path / "runs" / "mine" / COMPLETE).unlink()
+    page = api.stages(store, QueryParams([("run", "mine")]))
+    answers = {answer["title"]: answer["parts"] for answer in page["answers"]}
+    assert answers["Next"] == ["The run is not complete: repeat its command, which continues it."]
+    assert answers["Cost"] == ["SFT: 2 steps, RL 1: 2 of 9 steps; the command has not ended."]
 
 
 def test_a_training_that_has_just_begun(tmp_path: Path):
@@ -74,7 +135,7 @@ def test_a_training_that_has_just_begun(tmp_path: Path):
     for name in (RESULTS, COMPLETE):
         (folder.path / name).unlink()
     page = api.stages(RunStore(tmp_path / "runs"), QueryParams([("run", "mine")]))
-    assert page["verdict"] == ["No training stage has been evaluated yet."]
+    assert page["answers"][0] == {"title": "Learned", "parts": ["No training stage has been evaluated yet."]}
     assert (page["values"], page["mistakes"], page["complete"]) == ([], None, False)
     row = RunStore(tmp_path / "runs").run_summary("mine")
     assert (row["status"], row["reward"]) == ("stopped", None)
@@ -94,6 +155,9 @@ def test_a_single_training_folder_can_be_viewed(tmp_path: Path):
     store = RunStore(tmp_path / "mine")
     assert store.names()[0] == "mine"
     assert api.run(store, QueryParams([("run", "mine")]))["kind"] == "train"
+    assert [
+        api.run(store, QueryParams([("run", name)]))["training"] for name in ("mine/sft", "mine/eval/RL-greedy")
+    ] == ["mine"] * 2
     with pytest.raises(vf.ConfigError, match="single run"):
         api.stages(store, QueryParams([("run", "mine/sft")]))
 
@@ -107,9 +171,21 @@ def test_report_of_a_training(rove: Rove, tmp_path: Path):
     made_training(tmp_path / "mine")
     printed = rove("report", "mine", "--markdown").out
     assert "| + RL | greedy | 1.150 |" in printed
-    assert "- + RL, greedy: 3 of 60 rollouts earned less than the best reward, 1.200." in printed
-    assert "Repeat: `rove train quiz" in printed
+    assert "- Still wrong: + RL, greedy: 3 of 60 rollouts earned less than the best reward, 1.200; together" in printed
+    assert "- Repeat: `rove train quiz" in printed
     rove("report", "mine")
     page = (tmp_path / "mine" / "report.html").read_text("utf-8")
     data = json.loads(page.partition('<script type="application/json" id="data">')[2].partition("</script>")[0])
     assert data["stages"]["mistakes"]["questions"][0]["name"] == "question 57"
+
+
+@pytest.mark.broad
+def test_the_command_that_repeats_a_training_runs_as_printed(rove: Rove, tmp_path: Path):
+    environment(tmp_path / "packages", "parity", PARITY)
+    assert rove("train", "parity", "--env-dir", "packages", "--dry-run", "--run-dir", "mine").status == 0
+    with Run(tmp_path / "mine" / "sft") as stage:
+        stage.start("sft", {"env": "parity", "env_dir": "packages", "seed": 2}, {})
+    program, *words = shlex.split(repeat_command(TrainFolder("mine")))
+    repeated = rove(*words, "--dry-run")
+    assert (program, repeated.status) == ("rove", 0), repeated.err
+    assert "parity" in repeated.out

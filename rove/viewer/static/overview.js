@@ -5,7 +5,7 @@ import { address, ask, changed } from "./api.js";
 import { NONE, bytes, counted, number, plain } from "./format.js";
 import { every, whole } from "./live.js";
 import { cards, values, verdict } from "./results.js";
-import { stagesView } from "./stages.js";
+import { answersView, copied, stagesView } from "./stages.js";
 
 const PERIOD = 5000;
 const SLOW = 400;
@@ -14,20 +14,25 @@ export const OUTCOMES = { passed: "passed", below: "below the threshold", failed
 /** The title of a run with its status, and the tabs of its pages. */
 export function runHead(about, tab, ...more) {
   const training = about.kind === "rl" || about.kind === "sft";
-  const tabs = about.kind === "train" ? { run: "Overview" } : { run: "Overview", rollouts: "Rollouts", ...(training ? { training: "Training" } : {}), settings: "Settings" };
+  const tabs = { run: "Overview", rollouts: "Rollouts", ...(training ? { training: "Training" } : {}), settings: "Settings" };
   const link = ([page, title]) => el("a", { href: address(page, { run: about.name }), "data-key": `page ${page}`, "aria-current": page === tab ? "page" : null }, title);
   return [
     el("div", { class: "title" },
       el("h1", {}, about.name),
       statusPill(about),
+      !["rl", "sft"].includes(about.kind) && partOf(about),
       el("span", { class: "note" }, [about.env, about.model].filter((text) => text).join(" · ")),
       tagList(about.tags), more,
       !["sft", "train"].includes(about.kind) && el("a", { class: "button", href: address("compare", { a: about.name }) }, "Compare with …")),
-    el("nav", { class: "tabs", "aria-label": "Pages of this run" }, Object.entries(tabs).map(link)),
+    about.kind !== "train" && el("nav", { class: "tabs", "aria-label": "Pages of this run" }, Object.entries(tabs).map(link)),
+    about.training && ["rl", "sft"].includes(about.kind) && el("p", { class: "note" }, "The numbers below are measurements during this stage. To compare the models on the same examples, see ", partOf(about), "."),
     about.trouble && el("p", { class: "bad" }, about.trouble),
     about.why && el("p", { class: "why" }, `Stopped: ${about.why}`),
   ];
 }
+
+/** A link to the `rove train` run that a run is a part of. */
+export const partOf = ({ training }) => training && el("a", { href: address("run", { run: training }) }, `Training ${training}`);
 
 /** The status of a run; one whose rollouts failed is not just "complete". */
 export function statusPill(run) {
@@ -38,7 +43,7 @@ export function statusPill(run) {
 }
 
 /** How much of a run has been read, until all is. */
-export const reading = ({ done, bytes: read, size }) => !done && el("p", { class: "note", role: "status" }, `reading the run: ${bytes(read)} of ${bytes(size)}`);
+export const reading = ({ done, bytes: read, size }) => !done && el("p", { class: "note", role: "status" }, `reading the run: ${bytes(read)} of ${bytes(size)}; until then, the numbers are those of the part that was read`);
 
 export async function runPage(main, params, signal, tab = "run") {
   const run = params.get("run");
@@ -63,14 +68,17 @@ export async function runPage(main, params, signal, tab = "run") {
 /** The page of a `rove train` run. */
 async function stagesPage(main, about, signal) {
   const run = about.name;
-  const target = (name, line) => (line === undefined ? address("run", { run: `${run}/${name}` }) : address("rollout", { run: `${run}/${name}`, line }));
+  const target = (name, { line, step } = {}) => {
+    const part = `${run}/${name}`;
+    if (line !== undefined) return address("rollout", { run: part, line });
+    return step === undefined ? address("run", { run: part }) : address("training", { run: part, step });
+  };
   const draw = async () => {
     const [state, found] = await Promise.all([ask("run", { run }, signal), ask("stages", { run }, signal)]);
     if (signal.aborted) return;
-    replace(main, runHead(state, "run"), verdict(found.verdict), cards(found.cards),
+    replace(main, runHead(state, "run"), answersView(found.answers, target),
       found.values.length > 0 && [el("h2", {}, "Results"), values(found)],
       stagesView(found, target),
-      found.repeat && repeated(found.repeat),
       found.recipe && el("details", {}, el("summary", {}, "Recipe: all settings"), el("pre", { tabindex: 0 }, found.recipe)));
   };
   await draw();
@@ -120,7 +128,7 @@ export function shares(rows) {
 
 /** The command that repeats a run, with a button that copies it. */
 function repeated(command) {
-  return el("p", { class: "repeat" }, "Repeat: ", el("code", {}, command), " ", el("button", { type: "button", on: { click: () => navigator.clipboard.writeText(command) } }, "Copy"));
+  return el("p", { class: "repeat" }, "Repeat: ", copied(command));
 }
 
 function settingsTable(rows) {

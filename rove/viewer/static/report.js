@@ -5,7 +5,7 @@ import { histogram } from "./charts.js";
 import { NONE, bytes, counted, number, plain } from "./format.js";
 import { cards, values, verdict } from "./results.js";
 import { alerts, panels } from "./panels.js";
-import { stagesView } from "./stages.js";
+import { answersView, stagesView } from "./stages.js";
 import { conversation, extras, outcome, times } from "./details.js";
 
 const main = document.getElementById("main");
@@ -17,9 +17,8 @@ function shown() {
     el("div", { class: "title" }, el("h1", {}, data.title), data.complete ? null : el("span", { class: "status stopped" }, "unfinished")),
     el("p", { class: "note" }, data.facts.join(" · ")),
     data.links.length > 0 && el("p", {}, data.links.map(([href, text], i) => [i > 0 && " · ", el("a", { href }, text)])),
-    verdict(data.verdict),
-    cards(data.cards),
-    data.values.length > 0 && values(data),
+    data.stages ? answersView(data.stages.answers, () => null) : [verdict(data.verdict), cards(data.cards)],
+    data.values.length > 0 && [el("h2", {}, "Results"), values(data)],
     data.counts.map((phrase) => el("p", {}, phrase)),
     data.note && el("p", { class: "note" }, data.note),
     data.stages ? stagesView({ ...data.stages, training: data.training }, () => null) : data.training ? training(data.training) : null,

@@ -6,6 +6,7 @@ import { fold, message, messages, pretty } from "./chat.js";
 import { rewardPill } from "./charts.js";
 import { NONE, bytes, counted, number, signed } from "./format.js";
 import { conversation, extras, outcome, times } from "./details.js";
+import { partOf } from "./overview.js";
 import { tokenView } from "./tokens.js";
 
 const COPIES = { curl: "Copy as curl", json: "Copy JSON", test: "Copy test case" };
@@ -30,6 +31,7 @@ function head(about, found, params, tab) {
     el("div", { class: "title" },
       el("h1", {}, title),
       found.error ? el("span", { class: "status stopped" }, "failed") : rewardPill(found.reward, about.range, `reward ${number(found.reward)}`),
+      partOf(about),
       found.versions && el("span", { class: "note" }, `${found.versions} of the weights`),
       el("span", { class: "picked" },
         el("button", { type: "button", "data-key": "back", title: "k", on: { click: () => turn(params, -1) } }, "Previous"),

@@ -1,0 +1,252 @@
+"""What one asks about a `rove train` run, a sentence each: did it learn, is that certain, what is still wrong, what next?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from rove.core.plain import JsonMapping, JsonObject
+from rove.runs.train_folder import ResultRow
+from rove.statistics.format import percent
+from rove.utils.units import counted
+from rove.viewer.train_commands import continue_commands, model_folder, repeat_command, seed_of
+from rove.viewer.train_table import (
+    KeptModel,
+    TrainResults,
+    best_reward,
+    decimals,
+    equal_words,
+    has_interval,
+    one_decimal,
+)
+
+SOLVED = 0.01
+"""Maximum share of the reward that a run loses at which more RL is not proposed."""
+LONGER = 1.1
+"""Factor from which replies count as longer."""
+MAX_ALERTS = 3
+"""Maximum number of alerts that are linked; the table of stages shows more."""
+
+Part = str | JsonObject
+"""A text, or an object: `command` (to copy), or `text` that links to `run` (a stage or evaluation) and its `line` or `step`.
+
+A report, which has no pages to link to, omits links to a line.
+"""
+
+
+class TrainAnswers(NamedTuple):
+    """The facts from which the answers are made."""
+
+    results: TrainResults
+    kept: KeptModel
+    stages: Sequence[JsonMapping]
+    """Descriptions of the stages (`rove.viewer.stages`)."""
+    diagnoses: Sequence[str]
+    mistakes: JsonMapping | None
+    cost: str
+
+    def answers(self) -> list[JsonObject]:
+        """Return `title` and `parts` of each answer."""
+        sentences: dict[str, Callable[[], Sequence[Part]]] = {
+            "Learned": self._learned,
+            "Certain": self._certain,
+            "RL alone": self._rl_alone,
+            "Still wrong": self._still_wrong,
+            "Length": self._length,
+            "Problems": self._problems,
+            "Kept weights": self._kept_weights,
+            "Cost": self._cost,
+            "Repeat": self._repeat,
+            "Next": self._next,
+        }
+        answers = [{"title": title, "parts": list(parts())} for title, parts in sentences.items()]
+        return [answer for answer in answers if answer["parts"]]
+
+    @property
+    def _base(self) -> ResultRow | None:
+        return next((row for row in self.results.rows if row.name == "base"), None)
+
+    @property
+    def _trained(self) -> list[ResultRow]:
+        """The first row of each trained model; a row with another temperature repeats a model."""
+        trained = [row for row in self.results.rows if row.is_trained and row.conditions]
+        return list({row.model: row for row in reversed(trained)}.values())[::-1]
+
+    def _learned(self) -> list[Part]:
+        base, row = self._base, self.kept.row
+        if base is None:
+            return [
+                f"The reward {phase(row)} is {decimals(self.kept.reward['mean'])}; the model before training was not evaluated."
+            ]
+        changes: list[str] = []
+        directions: list[int] = []
+        for condition in row.conditions:
+            main = self.results.difference(base, row, condition)
+            if main is not None:
+                directions.append(main["direction"])
+                changes.append(f"{decimals(main['a'])} to {decimals(main['b'])}{_in_brackets(condition)}")
+        if not changes:
+            return [
+                f"The reward {phase(row)} is {decimals(self.kept.reward['mean'])}; it cannot be compared with base."
+            ]
+        verdict = {1: "Yes: the reward rose", -1: "No: the reward fell"}.get(
+            directions[0], "Not measurably: the reward went"
+        )
+        best = best_reward(self.results, self.kept.condition)
+        most = "" if best is None else f"; the best reward of any rollout is {decimals(best)}"
+        return [f"{verdict} from {phase(base)} (base) to {phase(row)}: {', '.join(changes)}{most}."]
+
+    def _certain(self) -> list[Part]:
+        base = self._base
+        main = None if base is None else self.results.difference(base, self.kept.row, self.kept.condition)
+        seed = f"This is one run, seed {seed_of(self.results.folder)}: another seed may end with another reward."
+        if main is None:
+            return [seed]
+        if not has_interval(main):
+            return [f"Difference {_signed(main['difference'])}, {equal_words(main)}. {seed}"]
+        side = {1: "is above 0", -1: "is below 0"}.get(main["direction"], "includes 0")
+        examples = f", paired over {counted(main['examples'], 'example')}" if main["examples"] else ""
+        return [f"The 95% interval of the difference, {change_words(main)}{examples}, {side}. {seed}"]
+
+    def _rl_alone(self) -> list[Part]:
+        """Return the change by each RL stage under each condition."""
+        stages = [*([self._base] if self._base else []), *self._trained]
+        sentences: list[str] = []
+        for before, after in pairwise(stages):
+            if not after.name.startswith("+ RL"):
+                continue
+            changes: list[str] = []
+            for condition in after.conditions:
+                main = self.results.difference(before, after, condition)
+                if main is not None:
+                    changes.append(f"{change_words(main)}{_in_brackets(condition)}")
+            if changes:
+                sentences.append(f"From {phase(before)} to {phase(after)}: {'; '.join(changes)}.")
+        return [f"{' '.join(sentences)} In brackets: 95% interval."] if sentences else ["No RL stage was evaluated."]
+
+    def _still_wrong(self) -> list[Part]:
+        mistakes = self.mistakes
+        if mistakes is None or not mistakes["summary"]:
+            return []
+        parts: list[Part] = [" ".join([f"{mistakes['source']}:", *mistakes["summary"][:2], ""])]
+        if mistakes["worst"] is not None:
+            parts.append(f"The worst: {mistakes['worst']['words']} ")
+            parts.append({"text": "Open it", "run": mistakes["folder"], "line": mistakes["worst"]["line"]})
+        return parts
+
+    def _length(self) -> list[Part]:
+        """Compare the lengths of all models' replies; a condition with sampling shows more than greedy decoding."""
+        condition = self.kept.condition
+        rows = [row for row in [self._base, *self._trained] if row is not None and condition in row.conditions]
+        lengths = {row.name: self.results.lengths(row, condition) for row in rows}
+        per_reply = [length.tokens_per_reply for length in lengths.values()]
+        if per_reply[-1] is None:
+            return []
+        verdict = ""
+        if len(self._trained) > 1 and per_reply[-2]:
+            ratio = per_reply[-1] / per_reply[-2]
+            change = "got longer" if ratio > LONGER else "got shorter" if ratio < 1 / LONGER else "kept their length"
+            verdict = f"In the last stage replies {change}. "
+        names = ", ".join(lengths)
+        turns = [length.turns for length in lengths.values()]
+        facts = [f"tokens per reply {_listed(per_reply)}"]
+        if any(value != 1 for value in turns):
+            facts.append(f"turns per rollout {_listed(turns)}")
+            facts.append(f"tokens per rollout {_listed(length.tokens for length in lengths.values())}")
+        facts.append(f"truncated {_listed_shares(length.truncated for length in lengths.values())}")
+        return [f"{verdict}{names}{_in_brackets(condition)}: {'; '.join(facts)}."]
+
+    def _problems(self) -> list[Part]:
+        found = " ".join(f"Diagnosis of {text}" for text in self.diagnoses)
+        parts: list[Part] = [found or "No diagnosis: no stage had a problem that rove knows."]
+        alerts = [(stage, alert) for stage in self.stages for alert in stage["alerts"]]
+        if not alerts:
+            return [*parts, " No alert."]
+        parts.append(f" {counted(len(alerts), 'alert')} (a warning about a single step):")
+        for stage, alert in alerts[-MAX_ALERTS:]:
+            link = {"text": f"{stage['title']}, step {alert['step']}", "run": stage["name"], "step": alert["step"]}
+            parts += [" ", link, f": {alert['id']}"]
+        return [*parts, "."]
+
+    def _kept_stage(self) -> JsonMapping | None:
+        """Return the stage that made the kept model."""
+        folder = self.kept.row.model.replace("\\", "/").split("/")
+        return next((stage for stage in self.stages if len(folder) > 1 and stage["name"] == folder[-2]), None)
+
+    def _kept_weights(self) -> list[Part]:
+        stage = self._kept_stage()
+        path = model_folder(self.results.folder, self.kept.row)
+        if stage is None:
+            return ["Folder: ", {"command": path}]
+        return [f"{stage['title']}, {stage['kept_step']}: {stage['why_kept']}. Folder: ", {"command": path}]
+
+    def _cost(self) -> list[Part]:
+        steps = ", ".join(f"{stage['title']}: {stage['size']}" for stage in self.stages)
+        if not self.cost:
+            return [f"{steps}; the command has not ended."]
+        return [f"{self.cost.removeprefix('took ')}, from the last start of the command to its end; {steps}."]
+
+    def _repeat(self) -> list[Part]:
+        command = repeat_command(self.results.folder)
+        return [{"command": command}] if command else []
+
+    def _next(self) -> list[Part]:
+        """Propose what to do next, with the reason of each proposal."""
+        if not self.results.folder.is_complete:
+            return ["The run is not complete: repeat its command, which continues it."]
+        commands = continue_commands(self.results.folder, self.kept.row)
+        parts: list[Part] = []
+        if self.diagnoses:
+            parts.append("First follow the advice of the diagnosis. ")
+        parts += self._about_more_training(commands.get("rl", ""))
+        seed = seed_of(self.results.folder) + 1
+        other_seed = repeat_command(self.results.folder, seed, f"runs/seed-{seed}")
+        if other_seed:
+            parts += [" Another seed shows whether the result depends on it: ", {"command": other_seed}]
+        if "play" in commands:
+            parts += [" See how it replies: ", {"command": commands["play"]}]
+        return parts
+
+    def _about_more_training(self, rl: str) -> list[Part]:
+        """Propose more RL only if it can help: not at the best possible reward, nor after RL that no longer progressed."""
+        share = None if self.mistakes is None else self.mistakes["share"]
+        if share is not None and share <= SOLVED:
+            return [
+                f"It loses {percent(share)}% of the best reward, so more RL can gain little: train on a harder setting."
+            ]
+        stage = self._kept_stage()
+        if stage is None or not stage["is_rl"]:
+            return ["No RL yet, which may raise the reward: ", {"command": rl}] if rl else []
+        if stage["stopped_early"]:
+            return [f"RL ended early ({stage['ended']}): look at what it still gets wrong before more training."]
+        return ["RL ended at its planned number of steps and may still rise: ", {"command": rl}] if rl else []
+
+
+def phase(row: ResultRow) -> str:
+    """Return when a row's model was evaluated: "before training" or "after RL"."""
+    return "before training" if row.name == "base" else f"after {row.name.removeprefix('+ ')}"
+
+
+def change_words(main: JsonMapping) -> str:
+    """Return a difference with its interval, or what is known without one."""
+    difference = _signed(main["difference"])
+    if has_interval(main):
+        return f"{difference} [{decimals(main['low'])}, {decimals(main['high'])}]"
+    return f"{difference} [{equal_words(main)}]"
+
+
+def _signed(value: float) -> str:
+    return f"+{decimals(value)}" if value > 0 else decimals(value)
+
+
+def _in_brackets(condition: str) -> str:
+    return f" ({condition})" if condition else ""
+
+
+def _listed(values: Iterable[float | None]) -> str:
+    return ", ".join(one_decimal(value) for value in values)
+
+
+def _listed_shares(shares: Iterable[float | None]) -> str:
+    return ", ".join("–" if share is None else f"{percent(share)}%" for share in shares)

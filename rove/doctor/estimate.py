@@ -75,6 +75,8 @@ class Workload(NamedTuple):
     """Number of rollouts per row of the results table, over all conditions."""
     conditions: int
     """Number of evaluations per row of the results table."""
+    teacher_rows: int = 0
+    """Number of rows of the results table whose rollouts take as long as the teacher's: 1 if it is a model."""
 
     @property
     def tokens(self) -> float:
@@ -174,6 +176,7 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
     initial = 0.0
     if rl.lr_backoff is not None:  # the learning rate is reduced if a step falls below this evaluation
         initial = _evaluation_seconds(rl.evaluation, rollout_seconds, work, every=1)
+    teacher_row = work.table_rollouts * work.teacher_seconds
     setup_seconds = ROWS * work.conditions * work.setup_seconds
     data = TOKEN_BYTES * work.conversations * work.tokens
     needed = memory_needed(rl, loaded, trial, round(work.tokens), trained)
@@ -188,7 +191,7 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
         rl_step=OVERHEAD * rl_step,
         rl_steps=rl.steps,
         initial=initial,
-        table=SAMPLED_ROWS * work.table_rollouts * rollout_seconds + setup_seconds,
+        table=SAMPLED_ROWS * work.table_rollouts * rollout_seconds + work.teacher_rows * teacher_row + setup_seconds,
         memory=max(
             peak_memory() + data,
             libraries + RUNTIME_BYTES + sum(needed.values()) + data,

@@ -276,7 +276,8 @@ async def examine(
         sampled_tokens=statistics.fmean(sum(sum(mask) for _, mask in branches) for branches in conversations),
         turns=statistics.fmean(max(1, len(record.steps)) for record in best),
         untrained_turns=await _untrained_turns(env),
-        rollout_seconds=min((seconds[name] for name in scored), default=0.0),
+        # Those of a teacher that is a model include its sampling.
+        rollout_seconds=min((seconds[name] for name in scored if name not in models), default=0.0),
         teacher_seconds=seconds[teacher_name or policies[-1].name] if policies else 0.0,
         setup_seconds=setup,
         response_tokens=limit,

@@ -190,6 +190,17 @@ def test_a_teacher_is_examined_before_anything_is_trained(rove: Rove) -> None:
     assert 'model = "scripted:right"' in recipe and "The teacher: reward" in recipe
 
 
+@pytest.mark.broad
+def test_a_recipe_that_the_stages_refuse_does_not_replace_that_of_the_folder(rove: Rove) -> None:
+    rove("train", "parity", "--dry-run", "--run-dir", "mine")
+    rove("eval", "parity", "-m", "scripted:guesser", "-n", "1", "-r", "1", "--run-dir", "mine/data")
+    own = Path("mine/recipe.toml").read_text()
+    Path("other.toml").write_text(own + "\n# another one\n")
+    done = rove("train", "parity", "--recipe", "other.toml", "--run-dir", "mine")
+    assert done.status != 0 and "mine/data" in done.err
+    assert Path("mine/recipe.toml").read_text() == own
+
+
 @pytest.mark.slow
 def test_a_recipe_runs_through_and_then_has_nothing_left_to_do(rove: Rove) -> None:
     rove("train", "parity", "--dry-run")

@@ -52,6 +52,11 @@ async def test_sft_and_rl_are_estimated() -> None:
     assert result.most > result.data + 9 * result.sft_step + 5 * result.rl_step
 
 
+async def test_a_model_that_is_the_teacher_has_a_row_in_the_table() -> None:
+    slow = workload(teacher_rows=1, teacher_seconds=100.0)
+    assert (await estimate(RL, SFT, new_model([], size="tiny"), slow)).table > 10 * 100.0
+
+
 @pytest.mark.broad
 async def test_the_setup_time_of_evaluations_is_included() -> None:
     result = await estimate(RL, SFT, new_model([], size="tiny"), workload(setup_seconds=100.0))

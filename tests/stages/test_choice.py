@@ -153,6 +153,12 @@ async def test_a_teacher_whose_rollouts_all_fail_is_named_and_its_client_is_clos
     assert closed == ["large"]
 
 
+async def test_the_time_of_a_model_that_is_the_teacher_is_not_that_of_the_environment() -> None:
+    teacher = Teacher("large", vf.ScriptedClient(right, "large"))
+    evidence = (await examine(env_with(), ARGUMENTS, tiny_model(), teacher=teacher)).evidence
+    assert evidence.rollout_seconds == 0.0 < evidence.teacher_seconds
+
+
 async def test_a_model_is_examined_on_the_examples_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "MODEL_OPERATIONS", 0.0)  # one group after another
     rows = [{"question": f"q{i}?"} for i in range(3)]

@@ -140,7 +140,10 @@ class Workers:
     @property
     def _process_env(self) -> dict[str, str]:
         # With a fixed hash seed sets have the same order in every worker, so a replay after a crash makes the same requests.
-        return {**SINGLE_THREADED, **self.env, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
+        # `rove audit` sets another seed, to see whether rewards depend on it.
+        requested = self.env.get("PYTHONHASHSEED", "")
+        hash_seed = requested if requested.isdecimal() else "0"
+        return {**SINGLE_THREADED, **self.env, "PYTHONHASHSEED": hash_seed, "PYTHONUNBUFFERED": "1"}
 
     @property
     def _settings(self) -> JsonObject:

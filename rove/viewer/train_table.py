@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rove.core.errors import Error
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, is_mapping
 from rove.runs.run import Run
 from rove.runs.train_folder import ResultRow, TrainFolder
 from rove.statistics import clopper_pearson
@@ -107,15 +107,16 @@ class TrainResults(NamedTuple):
         """Return the lengths of a row's rollouts."""
         summary = row.conditions.get(condition, {})
         usage = summary.get("tokens_per_rollout")
-        # Scripted policies have no tokenizer.
-        has_tokens = isinstance(usage, dict) and not row.model.startswith("scripted:")
+        tokens = None
+        if is_mapping(usage) and not row.model.startswith("scripted:"):  # these have no tokenizer
+            tokens = finite(usage.get("completion"))
         path = self.evaluation(row, condition)
         turns = None
         if path is not None:
             sql = f"SELECT AVG(turns) FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL"
             [(turns,)] = self.open_index(path).query(sql)
         return Lengths(
-            finite(usage.get("completion")) if has_tokens else None,
+            tokens,
             finite(turns),
             finite(summary.get("truncation_share")),
         )

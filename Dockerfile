@@ -12,8 +12,8 @@ RUN pip install --no-cache-dir torch --constraint /tmp/constraints.txt --index-u
 COPY --from=wheel /dist /dist
 RUN pip install --no-cache-dir "$(ls /dist/*.whl)[train]" && rm -r /dist
 # Environments and models write code; no part of rove needs root.
-RUN useradd --create-home rove && mkdir /work && chown rove /work
+RUN useradd --create-home rove && mkdir /data && chown rove /data
 USER rove
-WORKDIR /work
+WORKDIR /data
 ENTRYPOINT ["rove"]
 CMD ["--help"]

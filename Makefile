@@ -82,7 +82,7 @@ test-integrations: $(STAMP)  ## other libraries' environments, the slow tests to
 	ROVE_VERIFIERS_V1=$(CURDIR)/build/tasksets/bin/python $(BIN)/python -m pytest -q tests/integrations/test_taskset.py
 
 # pip reads the settings that name a CPU build of torch; uv does not, and installs 5 GB of CUDA libraries.
-test-trainers: $(STAMP)  ## rove's environments in other people's trainers, each in a virtual environment of its own
+test-trainers: $(STAMP)  ## rove's environments in other people's trainers, each in a separate virtual environment
 	test -d build/trainers/verifiers || $(PYTHON) -m venv build/trainers/verifiers
 	$(BIN)/uv pip install --quiet --python build/trainers/verifiers/bin/python -c constraints.txt -r tests/trainer_verifiers.txt -e .
 	$(BIN)/uv pip check --python build/trainers/verifiers/bin/python
@@ -106,7 +106,7 @@ test-trainers: $(STAMP)  ## rove's environments in other people's trainers, each
 	$(BIN)/uv pip check --python build/trainers/art/bin/python
 	build/trainers/art/bin/python -m pytest -q tests/integrations/test_art.py
 
-test-clients: $(STAMP)  ## other people's clients of `rove serve`, in an environment of their own
+test-clients: $(STAMP)  ## other people's clients of `rove serve`, in a separate virtual environment
 	test -d build/clients || $(PYTHON) -m venv build/clients
 	$(BIN)/uv pip install --quiet --python build/clients/bin/python -c constraints.txt -r tests/server_clients.txt
 	ROVE_CLIENTS=$(CURDIR)/build/clients/bin/python $(BIN)/python -m pytest -q tests/server/test_clients.py

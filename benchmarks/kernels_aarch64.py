@@ -89,13 +89,13 @@ def main() -> int:
             for bf16 in (False, True) if source != "attention" else (False,):
                 worst, count = 0.0, 0
                 for shape in SHAPES:
-                    here = results([str(program("cc", "native", source, shape, bf16, Path(folder)))])
+                    native = results([str(program("cc", "native", source, shape, bf16, Path(folder)))])
                     arm = program(CROSS_COMPILER, "armv8-a", source, shape, bf16, Path(folder))
-                    there = results([EMULATOR, "-L", str(SYSROOT), str(arm)])
-                    assert here.keys() == there.keys()
-                    assert here
-                    count += sum(map(len, here.values()))
-                    worst = max(worst, *(largest_difference(here[name], there[name]) for name in here))
+                    emulated = results([EMULATOR, "-L", str(SYSROOT), str(arm)])
+                    assert native.keys() == emulated.keys()
+                    assert native
+                    count += sum(map(len, native.values()))
+                    worst = max(worst, *(largest_difference(native[name], emulated[name]) for name in native))
                 is_equal = worst <= TOLERANCE[bf16]
                 status |= not is_equal
                 print(

@@ -110,10 +110,10 @@ def main() -> None:
     console.print(table)
     for set_ in dict.fromkeys(set_ for set_, _ in totals):
         for gate in GATES:
-            found, accused = detected.get((set_, gate, False), 0), detected.get((set_, gate, True), 0)
+            num_detected, accused = detected.get((set_, gate, False), 0), detected.get((set_, gate, True), 0)
             defects, healthy = totals.get((set_, False), 0), totals.get((set_, True), 0)
             console.print(
-                f"{set_}, gate {gate}: {found} of {defects} defects, {accused} of {healthy} healthy ones accused"
+                f"{set_}, gate {gate}: {num_detected} of {defects} defects, {accused} of {healthy} healthy ones accused"
             )
 
 

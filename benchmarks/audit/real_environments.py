@@ -1,4 +1,4 @@
-"""Audit environments that nobody who works on rove wrote, and write docs/audit_report.md with a judgment of each finding.
+"""Audit environments that others wrote, and write docs/audit_report.md with a judgment of each finding.
 
     python benchmarks/audit/real_environments.py                 # about 15 CPU-minutes; repeat the command to continue
     python benchmarks/audit/real_environments.py --only Nim-v0 --again
@@ -32,7 +32,7 @@ RUNS = Path("runs") / "audit_real"
 LIST = HERE / "real_environments.toml"
 PAGE = ROOT / "docs" / "audit_report.md"
 NUM_EXAMPLES = {"TextArena": 20}
-"""Examples of a source; a game of TextArena is played in a process of its own, so that 60 take minutes per policy."""
+"""Examples of a source; a game of TextArena is played in a separate process, so 60 games take minutes per policy."""
 DEFAULT_NUM_EXAMPLES = 60
 SECONDS = 3600.0
 """Time budget of an audit, in seconds of wall time."""
@@ -95,7 +95,7 @@ class JudgedFinding(NamedTuple):
     task: Task
     finding: dict[str, Any]
     holds: bool | None
-    """Whether the finding is true; None if nobody has judged it yet."""
+    """Whether the finding is true; None if it has not been judged yet."""
     reason: str
 
 
@@ -148,10 +148,10 @@ def page(listed: dict[str, Any]) -> str:
         "# Audit of environments by others",
         "",
         f"`python benchmarks/audit/real_environments.py` wrote this page on {today:%Y-%m-%d} with rove "
-        f"{importlib.metadata.version('rove')}. It audits {len(reports)} environments that nobody who works on rove wrote: "
+        f"{importlib.metadata.version('rove')}. It audits {len(reports)} environments that others wrote: "
         "families of reasoning-gym, games of TextArena against an opponent that moves at random, and packages for verifiers v0 "
-        "from public repositories. Somebody has read the code of each environment and judged every finding of severity "
-        "medium or high: it holds if a policy can do what the finding says and the designer cannot have wanted it. The "
+        "from public repositories. Each finding of severity medium or high was judged by reading the environment's code: "
+        "it holds if a policy can do what the finding says and the designer cannot have wanted it. The "
         "judgments are in `benchmarks/audit/real_environments.toml`.",
         "",
         f"- True findings: {share(rows)}; without `seed-shift`, which has one cause in all families: {share(other_rows)}.",
@@ -176,12 +176,13 @@ def page(listed: dict[str, Any]) -> str:
     lines += table_lines(("environment", "severity", "check", "finding", "holds", "reason in the code"), cells)
     lines += ["", "## Defects that were known", ""]
     lines += ["A defect counts as found if the environment has a true finding other than `seed-shift`.", ""]
-    found = {row.task.name for row in other_rows if row.holds}
-    known: list[tuple[str, ...]] = []
+    with_true_finding = {row.task.name for row in other_rows if row.holds}
+    defect_rows: list[tuple[str, ...]] = []
     for task, _ in reports:
         defects = [defect for defect in known_defects() if defect.task == task.name]
-        known += [(task.name, defect.text, "found" if task.name in found else "not found") for defect in defects]
-    lines += table_lines(("environment", "defect", "audit"), known)
+        result = "found" if task.name in with_true_finding else "not found"
+        defect_rows += [(task.name, defect.text, result) for defect in defects]
+    lines += table_lines(("environment", "defect", "audit"), defect_rows)
     lines += ["", "## Environments", ""]
     facts = [
         (

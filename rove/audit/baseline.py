@@ -231,7 +231,7 @@ def is_above(measured: Measured, reward: float, range_: float) -> bool:
 
 
 def visible_share(count: int) -> float:
-    """Return the smallest share of `count` rows that a reply must be paid for, with a full reward, to be told from chance.
+    """Return the smallest share of `count` rows with a full reward that can be distinguished from chance.
 
     It solves share = `STANDARD_ERRORS` · √(share · (1 − share) / count), the condition of `is_above`.
     """

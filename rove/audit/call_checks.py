@@ -74,7 +74,8 @@ async def check_needed_calls(subject: Subject, base: Baseline) -> AsyncIterator[
     costless: list[tuple[Measured, Change]] = []
     for change in [*_changes(base, moves), *_changed_arguments(moves, subject)]:
         # The values of a call that is not needed do not matter either.
-        if change.argument_of and f"without any call of {change.argument_of}" in [other.name for _, other in costless]:
+        costless_names = [costless_change.name for _, costless_change in costless]
+        if change.argument_of and f"without any call of {change.argument_of}" in costless_names:
             continue
         name = f"the {best.name} {change.name}"
         tried = _changed_rows(await subject.measure(name, replayed(change.choose), TRIED_EXAMPLES), change, moves)
@@ -85,8 +86,9 @@ async def check_needed_calls(subject: Subject, base: Baseline) -> AsyncIterator[
             costless.append((measured, change))
     if costless:
         measured, change = max(costless, key=lambda pair: pair[1].severity)
-        others = [other.name for _, other in costless if other is not change and other.severity == change.severity]
-        also = f"; also {', '.join(others[:3])}" if others else ""
+        similar = [pair[1].name for pair in costless if pair[1].severity == change.severity]
+        similar.remove(change.name)
+        also = f"; also {', '.join(similar[:3])}" if similar else ""
         yield measured.finding(
             "needed-calls",
             f"the {best.name} {change.name} earns {measured.mean:.3f}, and {best.mean:.3f} as it is{also}",
@@ -105,10 +107,10 @@ def _changes(base: Baseline, moves: Mapping[int, Moves]) -> list[Change]:
         changes.append(Change(f"without a call of {tool}", without_calls(moves, tool, limit=1), severity))
         changes.append(Change(f"without any call of {tool}", without_calls(moves, tool), severity))
         if len(tools) > 2:
-            others = [name for name in tools if name != tool]
-            is_asked = any(_is_named(name, sentences, REQUIRED) for name in others)
+            left_out = [name for name in tools if name != tool]
+            is_asked = any(_is_named(name, sentences, REQUIRED) for name in left_out)
             severity = Severity.MEDIUM if is_asked else Severity.LOW
-            changes.append(Change(f"with calls of {tool} only", without_calls(moves, *others), severity))
+            changes.append(Change(f"with calls of {tool} only", without_calls(moves, *left_out), severity))
     num_acting = sum(not INFORMING.match(tool) for tool in tools)
     if num_acting > 1 and any(_is_named(tool, sentences, ORDER) for tool in tools):
         changes.append(Change("with its calls in the other order", with_calls_reversed(moves), Severity.MEDIUM))

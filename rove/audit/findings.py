@@ -67,7 +67,7 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
     "right answer" is the row's own answer, "policy NAME" a scripted policy of the environment.
     """
     visible_share: float | None = None
-    """Smallest share of the rows that a reply must be paid for to be told from chance; None if nothing was measured."""
+    """Smallest share of the rows that a reply must be paid for to be distinguished from chance; None if nothing was measured."""
     floor: str = ""
     """Name in `rewards` of the best policy without knowledge of the row; "" if it was not measured."""
     contacted: list[str] | None = None
@@ -113,8 +113,8 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
         if self.visible_share is None:
             return ""
         return (
-            f"with these examples, a reply that is paid in fewer than {self.visible_share:.0%} of the rows cannot be told from "
-            "chance (-n N for more examples)"
+            f"with these examples, a reply that is paid in fewer than {self.visible_share:.0%} of the rows cannot be "
+            "distinguished from chance (-n N for more examples)"
         )
 
     @property

@@ -51,6 +51,8 @@ MANY_TURNS = 1.5
 """Minimum ratio of the turns of a policy that repeats actions for rewards to the turns of the policy that does the task."""
 MAX_PARTS = 4
 """Maximum number of words and numbers in an answer for which its parts are searched."""
+LEAK_EXAMPLES = 20
+"""Number of examples on which messages are searched for answers."""
 LEAK_SHARE = 0.3
 """Minimum share of rollouts whose messages contain their own answer."""
 
@@ -126,8 +128,8 @@ def sweeps(base: Baseline) -> dict[str, Policy]:
         return {}
     policies: dict[str, Policy] = {}
     orders = list(permutations(directions))
-    known = [order for order in orders if _are_opposite(order[0], order[3]) and _are_opposite(order[1], order[2])]
-    for up, left, right, down in known[::2] or orders:
+    consistent = [order for order in orders if _are_opposite(order[0], order[3]) and _are_opposite(order[1], order[2])]
+    for up, left, right, down in consistent[::2] or orders:  # the other half begins at the opposite corner
         rows = [*[right] * SWEPT_TURNS, down, *[left] * SWEPT_TURNS, down]
         path = [*[up] * SWEPT_TURNS, *[left] * SWEPT_TURNS, *rows * SWEPT_TURNS]
         policies[f"sweep: {up!r}, {left!r}, then rows"] = _path(path)
@@ -338,31 +340,42 @@ async def check_message_leaks(subject: Subject, base: Baseline) -> AsyncIterator
         "each tool": each_tool,
     }
     for name, policy in policies.items():
-        measured = await subject.measure(f"messages after {name}", policy, 20)
-        leaking, num_by_chance = leaking_records(measured)
-        if measured.records and len(leaking) - num_by_chance > LEAK_SHARE * len(measured.records):
-            prompt, completion = evidence(leaking[0])
-            share = len(leaking) / len(measured.records)
-            yield Finding(
-                id="answer-leak",
-                text=f"messages contain the answer in {share:.0%} of the rollouts of a policy that does nothing",
-                rate=(share, share, share),
-                floor=num_by_chance / len(measured.records),
-                prompt=prompt,
-                completion=shortened(completion, 800),
-            )
+        measured = await subject.measure(f"messages after {name}", policy, LEAK_EXAMPLES)
+        finding = leak_finding(
+            measured, "messages contain the answer in {share} of the rollouts of a policy that does nothing"
+        )
+        if finding is not None:
+            yield finding
             return
 
 
-def leaking_records(
-    measured: Measured, choose: Callable[[list[Any]], list[Any]] = list
-) -> tuple[list[RolloutRecord], int]:
+def leak_finding(measured: Measured, text: str, choose: Callable[[list[Any]], list[Any]] = list) -> Finding | None:
+    """Return a finding if the messages of many rollouts contain their row's answer.
+
+    Args:
+        text: Text of the finding; `{share}` stands for the share of such rollouts.
+        choose: Messages of a rollout → the messages that are searched; all by default.
+    """
+    leaking, num_by_chance = _leaking_records(measured, choose)
+    count = len(measured.records)
+    if not count or len(leaking) - num_by_chance <= LEAK_SHARE * count:
+        return None
+    prompt, completion = evidence(leaking[0])
+    share = len(leaking) / count
+    return Finding(
+        id="answer-leak",
+        text=text.format(share=f"{share:.0%}"),
+        rate=(share, share, share),
+        floor=num_by_chance / count,
+        prompt=prompt,
+        completion=shortened(completion, 800),
+    )
+
+
+def _leaking_records(measured: Measured, choose: Callable[[list[Any]], list[Any]]) -> tuple[list[RolloutRecord], int]:
     """Return the rollouts whose messages contain their row's answer, and how many contain the answer of the next row.
 
     Answers of other rows show how often messages contain an answer by chance.
-
-    Args:
-        choose: Messages of a rollout → the messages that are searched; all by default.
     """
     leaking: list[RolloutRecord] = []
     num_by_chance = 0

@@ -119,7 +119,7 @@ def _depends_on_time(record: RolloutRecord) -> bool:
 async def _fails_again(subject: Subject, policy: Policy | Client, record: RolloutRecord) -> bool:
     """Return whether a rollout that failed at a time limit does so again: on a busy machine, any rollout may take long."""
     repeated = await subject.measure("a reply that failed, again", policy, record.example_id + 1, is_recorded=False)
-    return any(_depends_on_time(again) for again in repeated.records)
+    return any(_depends_on_time(new_record) for new_record in repeated.records)
 
 
 async def check_worker_failures(subject: Subject) -> AsyncIterator[Finding]:

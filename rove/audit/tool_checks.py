@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from rove.audit.baseline import Baseline, is_higher
-from rove.audit.findings import shortened
-from rove.audit.game_checks import LEAK_SHARE, leaking_records
+from rove.audit.game_checks import LEAK_EXAMPLES, leak_finding
 from rove.audit.replies import last_message, wrong
 from rove.audit.reward_checks import HIGH_SHARE, PAID_SHARE, can_compare_variants
-from rove.audit.subject import Measured, Policy, Subject, evidence, highest
+from rove.audit.subject import Measured, Policy, Subject, highest
 from rove.audit.traces import (
     Moves,
     arguments_of,
@@ -39,7 +38,6 @@ CALL_TURNS, CALLS_PER_TURN, COPIES = 6, 5, 3
 """Turns with the same call, calls in one turn, and copies of each call of a good policy."""
 EXTRA_SHARE = 0.1
 """It is a finding if superfluous calls of a good policy raise its reward by this share of the full reward."""
-LEAK_EXAMPLES = 20
 ERROR = re.compile(
     r"error|exception|invalid|unknown|no such|not found|there is no|does not|expected|cannot|fail|denied|missing|wrong",
     re.IGNORECASE,
@@ -144,18 +142,10 @@ async def check_error_leaks(subject: Subject, base: Baseline) -> AsyncIterator[F
         policies["calls with wrong arguments"] = replayed(lambda row: _changed_calls(moves.get(row, [])))
     for name, policy in policies.items():
         measured = await subject.measure(name, policy, LEAK_EXAMPLES)
-        leaking, num_by_chance = leaking_records(measured, _errors)
-        if measured.records and len(leaking) - num_by_chance > LEAK_SHARE * len(measured.records):
-            prompt, completion = evidence(leaking[0])
-            share = len(leaking) / len(measured.records)
-            yield Finding(
-                id="answer-leak",
-                text=f"after {name}, error messages contain the answer in {share:.0%} of the rollouts",
-                rate=(share, share, share),
-                floor=num_by_chance / len(measured.records),
-                prompt=prompt,
-                completion=shortened(completion, 800),
-            )
+        text = f"after {name}, error messages contain the answer in {{share}} of the rollouts"
+        finding = leak_finding(measured, text, _errors)
+        if finding is not None:
+            yield finding
             return
 
 

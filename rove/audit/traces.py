@@ -161,14 +161,14 @@ def with_argument(
         if row not in values:
             return moves.get(row, [])
         start = rows.index(row) + len(rows) // 2
-        others = [values[rows[(start + step) % len(rows)]] for step in range(len(rows))]
-        other = next((value for value in others if value != values[row]), values[row])
+        candidates = [values[rows[(start + step) % len(rows)]] for step in range(len(rows))]
+        new_value = next((value for value in candidates if value != values[row]), values[row])
 
         def changed(call: JsonObject) -> JsonObject:
             arguments = arguments_of(call)
             if call["function"]["name"] != tool or arguments.get(argument) != values[row]:
                 return call
-            function = {**call["function"], "arguments": json.dumps({**arguments, argument: other})}
+            function = {**call["function"], "arguments": json.dumps({**arguments, argument: new_value})}
             return {**call, "function": function}
 
         chosen: Moves = []

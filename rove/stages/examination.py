@@ -238,12 +238,8 @@ async def examine(
     policies = [_policy_evidence(name, policy_records, name in models) for name, policy_records in scored.items()]
     policies.sort(key=lambda policy: policy.reward)
     teacher_name = teacher_model.name if teacher_model else str(teacher or "")
-    if teacher_name and teacher_name not in scored:
-        error = _first_errors(records).get(teacher_name, "it ran no rollout")
-        raise ConfigError(
-            f"reward_error: every rollout of the teacher {teacher_name} fails; the first: {error}; fix the cause, choose "
-            "another teacher, or leave it out"
-        )
+    if teacher_name:
+        _check_teacher(teacher_name, records)
     best = scored[teacher_name or policies[-1].name] if policies else []
     hidden = hidden_share(best)
     rewards = {name: [record.reward or 0.0 for record in scored[name]] for name in scored}
@@ -286,6 +282,17 @@ async def examine(
         split=env.split_description,
     )
     return Examination(evidence, texts, list(chain.from_iterable(conversations)))
+
+
+def _check_teacher(name: str, records: Mapping[str, Sequence[RolloutRecord]]) -> None:
+    """Raise a `ConfigError` if no rollout of the teacher has been scored."""
+    if any(record.scores is not None for record in records.get(name, [])):
+        return
+    error = _first_errors(records).get(name, "it ran no rollout")
+    raise ConfigError(
+        f"reward_error: every rollout of the teacher {name} fails; the first: {error}; fix the cause, choose another "
+        "teacher, or leave it out"
+    )
 
 
 async def _run_policies(

@@ -110,7 +110,7 @@ def outside_event_loop(call: Callable[[], T]) -> T:
 def run_in_background(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in an event loop that all callers of this process share, and wait for its result.
 
-    The loop is in a thread of its own, so that tasks continue between the calls of a library that calls without `await`.
+    The loop runs in a separate thread, so that tasks continue between the calls of a library that calls without `await`.
     """
     with _background_lock:  # threads that called at the same time would get different loops
         loop = _background_loop()

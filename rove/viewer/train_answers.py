@@ -113,16 +113,16 @@ class TrainAnswers(NamedTuple):
         """Return the change by each RL stage under each condition."""
         stages = [*([self._base] if self._base else []), *self._trained]
         sentences: list[str] = []
-        for before, after in pairwise(stages):
-            if not after.name.startswith("+ RL"):
+        for earlier_row, row in pairwise(stages):
+            if not row.name.startswith("+ RL"):
                 continue
             changes: list[str] = []
-            for condition in after.conditions:
-                main = self.results.difference(before, after, condition)
+            for condition in row.conditions:
+                main = self.results.difference(earlier_row, row, condition)
                 if main is not None:
                     changes.append(f"{change_words(main)}{_in_brackets(condition)}")
             if changes:
-                sentences.append(f"From {phase(before)} to {phase(after)}: {'; '.join(changes)}.")
+                sentences.append(f"From {phase(earlier_row)} to {phase(row)}: {'; '.join(changes)}.")
         return [f"{' '.join(sentences)} In brackets: 95% interval."] if sentences else ["No RL stage was evaluated."]
 
     def _still_wrong(self) -> list[Part]:
@@ -158,8 +158,8 @@ class TrainAnswers(NamedTuple):
         return [f"{verdict}{names}{_in_brackets(condition)}: {'; '.join(facts)}."]
 
     def _problems(self) -> list[Part]:
-        found = " ".join(f"Diagnosis of {text}" for text in self.diagnoses)
-        parts: list[Part] = [found or "No diagnosis: no stage had a problem that rove knows."]
+        diagnoses = " ".join(f"Diagnosis of {text}" for text in self.diagnoses)
+        parts: list[Part] = [diagnoses or "No diagnosis: no stage had a problem that rove knows."]
         alerts = [(stage, alert) for stage in self.stages for alert in stage["alerts"]]
         if not alerts:
             return [*parts, " No alert."]
@@ -185,7 +185,8 @@ class TrainAnswers(NamedTuple):
         steps = ", ".join(f"{stage['title']}: {stage['size']}" for stage in self.stages)
         if not self.cost:
             return [f"{steps}; the command has not ended."]
-        return [f"{self.cost.removeprefix('took ')}, from the last start of the command to its end; {steps}."]
+        took = self.cost.removeprefix("took ")
+        return [f"{took}. {steps}. If the command was stopped and repeated, this is the cost of its last start only."]
 
     def _repeat(self) -> list[Part]:
         command = repeat_command(self.results.folder)

@@ -254,8 +254,10 @@ def test_no_findings_is_said_only_if_every_check_that_matters_was_done() -> None
     assert str(partial).endswith(said) and said in markdown_report([partial])
     assert json_report(partial)["unchecked"] == {"hedging": reason}
     assert "21% of the rows" in partial.power and complete.power == ""
-    seen = Report(env="sums", visible_shares={"execution": 0.632, "hedging": 0.8, "determinism": 0.139, "length": 0.8})
-    assert seen.clean_checks.endswith(" on: 14% (determinism), 63% (execution), 80% (hedging, length)")
+    with_shares = Report(
+        env="sums", visible_shares={"execution": 0.632, "hedging": 0.8, "determinism": 0.139, "length": 0.8}
+    )
+    assert with_shares.clean_checks.endswith(" on: 14% (determinism), 63% (execution), 80% (hedging, length)")
     assert complete.clean_checks == ""
 
 

@@ -29,7 +29,7 @@ async def test_a_policy_whose_right_answers_are_rejected(policy: Any, is_found: 
 
 
 class Walk(vf.MultiTurnEnv):
-    """A walk whose steps cost, or whose end is paid, also if nobody walks."""
+    """A walk whose steps cost, or whose end is paid, even without a step."""
 
     def __init__(self, step: float, idle: float):
         def reward(state: Any) -> float:

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestServer
+from shipped_environments import ENVIRONMENTS
 from verifiers_v1_runs import TaughtModel, repeatable, run_in_verifiers
 
 import rove as vf
 from rove.core.messages import as_messages
 from rove.server.app import make_app
-from tests.integrations.test_verifiers_v1 import ENVIRONMENTS
 
 OPENENV = os.environ.get("ROVE_OPENENV", "")
 VERIFIERS = os.environ.get("ROVE_VERIFIERS_V1", "")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import typing_extensions
+from shipped_environments import ENVIRONMENTS
 
 import rove as vf
 from rove.core.errors import ConfigError
@@ -31,15 +32,7 @@ from rove.integrations.skyrl import register, rows_for_skyrl
 
 needs_generator = pytest.mark.skipif(importlib.util.find_spec("skyrl") is None, reason="skyrl is not installed")
 ROWS = 24
-ENVIRONMENTS = {
-    "double_check": ["oracle", "doubter"],
-    "reverse_text": ["oracle", "copycat"],
-    "short_sentences": ["plain", "ornate"],
-    "sums": ["careless"],
-    "tictactoe": ["teacher", "optimal"],
-    "word_game": ["solver", "novice"],
-}
-"""Environments without tools → scripted policies, which take turns by row."""
+WITHOUT_TOOLS = ("double_check", "reverse_text", "short_sentences", "sums", "tictactoe", "word_game")
 
 ODD = """
 import rove as vf
@@ -76,7 +69,7 @@ def registered() -> None:
 def scripted_records(name: str) -> list[vf.RolloutRecord]:
     """Return the rollouts of scripted policies in evaluation rows."""
     env = vf.load_environment(name)
-    policies = ENVIRONMENTS[name]
+    policies, _ = ENVIRONMENTS[name]
 
     def answer(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         return env.policies[policies[state["example_id"] % len(policies)]](messages, state, rng)
@@ -85,7 +78,7 @@ def scripted_records(name: str) -> list[vf.RolloutRecord]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("name", WITHOUT_TOOLS)
 def test_rewards_equal_those_of_rove_eval_row_by_row(name: str) -> None:
     records = scripted_records(name)
     rows = rows_for_skyrl(name, num_examples=ROWS, train=False)

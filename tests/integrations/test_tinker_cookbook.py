@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shipped_environments import ENVIRONMENTS
 
 import rove as vf
 from rove.core.errors import ConfigError
@@ -35,20 +36,6 @@ from rove.integrations.tinker_cookbook import RoveDatasetBuilder, RoveEnv, RoveG
 
 ROWS = int(os.environ.get("ROVE_COOKBOOK_ROWS", "150"))
 MAX_CONCURRENT = 16
-ENVIRONMENTS: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "double_check": (["oracle", "doubter"], {}),
-    "lookup": (["solver", "novice"], {}),
-    "math_python": (["solver", "guesser"], {}),
-    "needle": (["solver", "novice"], {"length": 2000}),
-    "reverse_text": (["oracle", "copycat"], {}),
-    "short_sentences": (["plain", "ornate"], {}),
-    "sql_agent": (["solver", "novice"], {}),
-    "sums": (["careless"], {}),
-    "tictactoe": (["teacher", "optimal"], {}),
-    "wiki_search": (["solver", "first_hit"], {"num_articles": 500}),
-    "word_game": (["solver", "novice"], {}),
-}
-"""Environments shipped with rove → scripted policies, which take turns by row, and arguments."""
 
 ODD = """
 import rove as vf
@@ -197,8 +184,8 @@ def test_data_equal_the_sequences_of_the_records(tokenizer: str) -> None:
     group, envs = asyncio.run(run())
     data, metadata = assemble_training_data([group], compute_advantages([group]))
     assert len({env.record.seed for env in envs if env.record is not None}) == 3
-    for datum, place in zip(data, metadata, strict=True):
-        record = envs[int(place["traj_idx"])].record
+    for datum, origin in zip(data, metadata, strict=True):
+        record = envs[int(origin["traj_idx"])].record
         assert record is not None and record.steps
         [sequence] = vf.sequences_from_record(record)
         assert datum.model_input.to_ints() == sequence.ids[:-1]
@@ -221,11 +208,11 @@ def test_failed_rollouts_have_no_reward(odd: str, tokenizer: str) -> None:
             await do_group_rollout(breaks, completer)
         # Retries are further members of the group, which have other seeds.
         attempts: list[RoveEnv] = []
-        again = RoveGroupBuilder(source, breaks.row, 2)
-        again.cleanup = lambda: asyncio.sleep(0)
+        retried = RoveGroupBuilder(source, breaks.row, 2)
+        retried.cleanup = lambda: asyncio.sleep(0)
         with pytest.raises(Exception, match="Only 0/2 rollouts succeeded"):
-            await do_group_rollout(again, completer, MinViableGroup(max_retries=1))
-        attempts += again._envs
+            await do_group_rollout(retried, completer, MinViableGroup(max_retries=1))
+        attempts += retried._envs
         assert [env.index for env in attempts] == [0, 1, 2, 3]
         assert len({env.record.seed for env in attempts if env.record is not None}) == 3
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestServer
+from shipped_environments import ENVIRONMENTS
 from toys import says
 from verifiers_v1_runs import TaughtModel, run_in_verifiers, told_by_records, told_by_traces
 
@@ -22,20 +23,6 @@ from rove.server.app import make_app
 
 PYTHON = os.environ.get("ROVE_VERIFIERS_V1", "")
 ROWS = int(os.environ.get("ROVE_VERIFIERS_ROWS", "150"))
-ENVIRONMENTS: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "double_check": (["oracle", "doubter"], {}),
-    "lookup": (["solver", "novice"], {}),
-    "math_python": (["solver", "guesser"], {}),
-    "needle": (["solver", "novice"], {"length": 2000}),
-    "reverse_text": (["oracle", "copycat"], {}),
-    "short_sentences": (["plain", "ornate"], {}),
-    "sql_agent": (["solver", "novice"], {}),
-    "sums": (["careless"], {}),
-    "tictactoe": (["teacher", "optimal"], {}),
-    "wiki_search": (["solver", "first_hit"], {"num_articles": 500}),
-    "word_game": (["solver", "novice"], {}),
-}
-"""Environments shipped with rove → the scripted policies that the endpoint repeats, and arguments."""
 
 needs_verifiers = pytest.mark.skipif(not PYTHON, reason="ROVE_VERIFIERS_V1 names no Python with verifiers 0.4 and rove")
 Told = dict[str, dict[int, dict[str, Any]]]

@@ -40,7 +40,7 @@ def evaluate(run: dict[str, Any], url: str, output: Path) -> list[dict[str, Any]
 
 
 class Server:
-    """An environment server in a process of its own, started as prime-rl starts it."""
+    """An environment server in a separate process, started as prime-rl starts it."""
 
     def __init__(self, config: Any):
         context = multiprocessing.get_context("spawn")

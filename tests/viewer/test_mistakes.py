@@ -67,10 +67,10 @@ def test_a_number_with_many_values_is_divided_into_ranges():
 
 
 def test_few_bad_rollouts_among_many_that_lose_a_little():
-    after = [Graded("start", "", "", {}, 1.0, line) for line in range(90)]
-    after += [Graded("start", "", "", {}, 0.999, 90 + line) for line in range(9)]
-    after.append(Graded("start", "", "", {}, 0.0, 99))
-    mistakes = describe_mistakes(after)
+    rollouts = [Graded("start", "", "", {}, 1.0, line) for line in range(90)]
+    rollouts += [Graded("start", "", "", {}, 0.999, 90 + line) for line in range(9)]
+    rollouts.append(Graded("start", "", "", {}, 0.0, 99))
+    mistakes = describe_mistakes(rollouts)
     assert mistakes["summary"][:2] == [
         "10 of 100 rollouts earned less than the best reward, 1.000; together they lost 1.009 of 100 points (1.0%).",
         "The worst rollout lost 99.1% of these points.",

@@ -92,7 +92,8 @@ def test_the_page_answers_what_one_asks_about_a_training(store: RunStore, tmp_pa
     why = "the best held-out reward (greedy) in training, 0.800; of equal bests the last one"
     assert answers["Kept weights"] == [f"RL 1, step 2: {why}. Folder: ", {"command": path}]
     assert answers["Cost"] == [
-        "2.0 minutes, from the last start of the command to its end; SFT: 2 steps, RL 1: 2 of 9 steps."
+        "2.0 minutes. SFT: 2 steps, RL 1: 2 of 9 steps. If the command was stopped and repeated, this is the cost of its last "
+        "start only."
     ]
     [repeat] = answers["Repeat"]
     assert repeat["command"].startswith("rove train quiz --recipe ")

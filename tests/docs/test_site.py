@@ -19,6 +19,7 @@ from settings_page import TABLES
 from tiers import each_row
 
 from rove.core.settings_docs import documented_fields
+from rove.utils.files import file_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKED_PAGES = (
@@ -101,9 +102,11 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site() -> Path:
-    built = subprocess.run(
-        [sys.executable, str(ROOT / "docs/site/site_build.py")], capture_output=True, text=True, check=False
-    )
+    # A worker of pytest-xdist that builds beside another would read that one's unfinished search index.
+    with file_lock(ROOT / "build/site.lock"):
+        built = subprocess.run(
+            [sys.executable, str(ROOT / "docs/site/site_build.py")], capture_output=True, text=True, check=False
+        )
     assert (built.returncode, built.stderr) == (0, "")
     return ROOT / "build/site"
 

@@ -41,6 +41,9 @@ RL_STEP_TOKENS = 32_768
 ENTROPY_TARGET = 0.15
 """Entropy in nats per token above which the entropy bonus is off. Without this limit, the bonus made policies with small
 advantages random."""
+ROLLOUT_KL_PENALTY = 0.24
+"""Maximum sum of the weights of the KL divergence over the tokens of a rollout. A rollout has one reward, and its divergence is
+a sum over its tokens: with a fixed weight per token, the penalty of a long rollout would outweigh its reward."""
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -64,18 +67,20 @@ class Scale(msgspec.Struct, frozen=True):
     """Maximum number of groups in an RL step, if rollouts are short."""
     temperature: float = 1.0
     """Sampling temperature of RL: above 1, good models make enough errors to learn from (benchmarks/reports/recipe_study.md)."""
-    kl_penalty: float = 0.0
-    """Weight of the KL divergence from the model before RL; see docs/decisions/unrewarded_tokens.md."""
+    max_kl_penalty: float = 0.0
+    """Maximum weight of the KL divergence from the model before RL; see docs/decisions/unrewarded_tokens.md."""
 
-    @property
-    def loss(self) -> JsonObject:
-        """The table `loss` of RL."""
-        if self.kl_penalty:
-            return {"kl_penalty": self.kl_penalty}
-        return {"entropy_bonus": self.entropy_bonus, "entropy_target": ENTROPY_TARGET}
+    def loss(self, sampled_tokens: float) -> JsonObject:
+        """Return the table `loss` of RL, for rollouts with this mean number of sampled tokens."""
+        if self.max_kl_penalty == 0:
+            return {"entropy_bonus": self.entropy_bonus, "entropy_target": ENTROPY_TARGET}
+        weight = min(self.max_kl_penalty, ROLLOUT_KL_PENALTY / max(1.0, sampled_tokens))
+        return {"kl_penalty": round(weight, 4)}
 
 
-NEW = Scale(128, 1e-3, 12_000_000, 32, 3e-4, 400, 0.0, 25, 1000, max_rl_groups=128, temperature=1.15, kl_penalty=0.03)
+NEW = Scale(
+    128, 1e-3, 12_000_000, 32, 3e-4, 400, 0.0, 25, 1000, max_rl_groups=128, temperature=1.15, max_kl_penalty=0.03
+)
 """Settings for new models of half a million parameters; SFT takes at most about five minutes of one CPU core."""
 SMALL = Scale(64, 5e-4, 4_000_000, 32, 1e-4, 200, 0.01, 25, 1000)
 """Settings for pretrained models with fewer than 50 M parameters."""
@@ -337,7 +342,7 @@ def _rl_section(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled
         "learning_rate": scale.rl_rate,
         "final_lr_fraction": 0.3,
         "lr_backoff": LR_BACKOFF,
-        "loss": scale.loss,
+        "loss": scale.loss(evidence.sampled_tokens),
         "temperature": scale.temperature,
         "max_tokens": sampled["max_tokens"],
         "keep_best": "eval/sampled/reward/mean",

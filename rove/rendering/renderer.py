@@ -15,7 +15,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, OverlongPromptError
 from rove.core.messages import AssistantMessage, Message, text_of
-from rove.core.plain import JsonMapping
+from rove.core.plain import JsonMapping, is_mapping
 from rove.core.protocols import OnToken, Request, Token
 from rove.core.records import StepTokens
 from rove.rendering.prompt_checks import (
@@ -190,10 +190,19 @@ class Renderer:
             )
 
     def check_environment(self, env: Any, train: bool = False) -> None:
-        """Raise a `ConfigError` if this model cannot read the messages, the tools or the first prompt of an environment.
+        """Raise a `ConfigError` if this model cannot read the messages, the tools or the first prompt of an environment, or of a
+        group's member.
 
         Otherwise, every rollout would fail; see docs/decisions/images.md.
         """
+        members = getattr(env, "members", None)
+        if is_mapping(members):
+            for name, member in members.items():
+                try:
+                    self.check_environment(member, train)
+                except ConfigError as error:
+                    raise ConfigError(f"environment {name} of the group: {error}") from error
+            return
         if not self.template and getattr(env, "message_type", "chat") == "chat":
             raise no_template()
         tools = getattr(env, "tool_defs", None)

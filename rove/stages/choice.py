@@ -41,7 +41,7 @@ RL_STEP_TOKENS = 32_768
 ENTROPY_TARGET = 0.15
 """Entropy in nats per token above which the entropy bonus is off. Without this limit, the bonus made policies with small
 advantages random."""
-ROLLOUT_KL_PENALTY = 0.24
+ROLLOUT_KL_PENALTY = 0.08
 """Maximum sum of the weights of the KL divergence over the tokens of a rollout. A rollout has one reward, and its divergence is
 a sum over its tokens: with a fixed weight per token, the penalty of a long rollout would outweigh its reward."""
 
@@ -79,7 +79,7 @@ class Scale(msgspec.Struct, frozen=True):
 
 
 NEW = Scale(
-    128, 1e-3, 12_000_000, 32, 3e-4, 400, 0.0, 25, 1000, max_rl_groups=128, temperature=1.15, max_kl_penalty=0.03
+    128, 1e-3, 12_000_000, 32, 3e-4, 400, 0.0, 25, 1000, max_rl_groups=128, temperature=1.15, max_kl_penalty=0.01
 )
 """Settings for new models of half a million parameters; SFT takes at most about five minutes of one CPU core."""
 SMALL = Scale(64, 5e-4, 4_000_000, 32, 1e-4, 200, 0.01, 25, 1000)

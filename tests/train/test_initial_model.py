@@ -136,6 +136,9 @@ def test_messages_that_the_template_rejects_are_an_error_before_the_run(base: st
         rove.evaluate_model(base, with_system)
     with pytest.raises(ConfigError, match=message):
         rove.rl(base, with_system, **SIZES)
+    group = rove.EnvGroup([environment(), with_system], ["plain", "brief"])
+    with pytest.raises(ConfigError, match=f"environment brief of the group: .*{message}"):
+        rove.evaluate_model(base, group)
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     rows = [{"messages": chat}, {"messages": chat}, {"messages": [{"role": "system", "content": "s"}, *chat]}]
     with pytest.raises(ConfigError, match=f"row 3: .*{message}"):

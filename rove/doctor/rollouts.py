@@ -219,7 +219,10 @@ def first_prompts(env: Environment, renderer: Renderer, count: int = 8) -> Lengt
     for example in env.examples(count, train=True):
         prompt = example["prompt"]
         try:
-            ids = renderer.text_ids(prompt) if isinstance(prompt, str) else renderer.prompt_ids(prompt)
+            if isinstance(prompt, str):
+                ids = renderer.text_ids(prompt)
+            else:
+                ids = renderer.prompt_ids(prompt, tools=getattr(env, "tool_defs", None))
             prompts.append(len(ids))
         except Error:  # sampling reports it
             continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +127,7 @@ def describe_coverage(model: Any, targets: Sequence[str]) -> str:
 def _target_modules(model: Any, targets: Sequence[str]) -> list[str]:
     """Return PEFT's `target_modules` for `targets`; if `targets` is empty, for all linear layers that PEFT can adapt."""
     layers = _linear_layers(model)
-    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    problems = {path: _problem(model, path, layer, uses[id(layer.weight)]) for path, layer in layers.items()}
+    problems = _problems(model, layers)
     names = sorted({_last_part(path) for path in layers})
     unknown = [name for name in targets if name not in names]
     if unknown:
@@ -154,10 +153,28 @@ def _target_modules(model: Any, targets: Sequence[str]) -> list[str]:
     return sorted(modules)
 
 
+def _text_layers(model: Any) -> set[Any]:
+    """Return the layers that read text; in models with `text_config`, other parts read images and sound."""
+    has_other_parts = getattr(model.config, "text_config", None) is not None
+    return set((model.get_decoder() if has_other_parts else model).modules())
+
+
 def _linear_layers(model: Any) -> dict[str, Any]:
     """Return the linear layers except the head, by name."""
     head = model.get_output_embeddings()
     return {path: layer for path, layer in model.named_modules() if isinstance(layer, LINEAR) and layer is not head}
+
+
+def _problems(model: Any, layers: Mapping[str, Any]) -> dict[str, str]:
+    """Return `_problem` of all linear layers, by name."""
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    text_layers = _text_layers(model)
+    problems = {path: _problem(model, path, layer, uses[id(layer.weight)]) for path, layer in layers.items()}
+    for path, layer in layers.items():
+        # Training reads text only, so an adapter of these layers would stay at zero.
+        if layer not in text_layers:
+            problems[path] = "belongs to a part of the model that reads images or sound"
+    return problems
 
 
 def _problem(model: Any, path: str, layer: Any, uses: int) -> str:

@@ -186,7 +186,8 @@ class Renderer:
         if tools and self.tool_format is None:
             raise ConfigError(
                 "tools are given, but the model's chat template has no known tool-call format: "
-                f"{self.tool_support.problem}; expected one of {READ_FORMATS}: use another model or remove the tools"
+                f"{self.tool_support.problem}; expected one of {READ_FORMATS}: use another model, name a template with tools "
+                "(chat_template), or remove the tools"
             )
 
     def check_environment(self, env: Any, train: bool = False) -> None:

@@ -139,7 +139,9 @@ def ending_lines(run: Run) -> list[str]:
     if ending.best is not None:
         best, folder = ending.best, run.path / "checkpoints" / "best"
         text = f"best {best.metric}: {best.value:.4f} at step {best.step}, kept in {folder}"
-        lines.append(f"{text} (chosen as the best of several measurements, so it is better than on new examples)")
+        if sum(best.metric in row for row in run.metrics()) > 1:
+            text += " (chosen as the best of several measurements, so it is better than on new examples)"
+        lines.append(text)
     if ending.stopped is not None:
         lines.append(f"stopped after step {ending.steps}: {ending.stopped}")
     return lines

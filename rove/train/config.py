@@ -648,7 +648,8 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True):
     epochs: PositiveInt = 10
     """Maximum number of passes over the data; training stops earlier if the validation loss no longer falls."""
     batch_size: PositiveInt = 32
-    """Conversations per optimizer step."""
+    """Conversations per optimizer step. Each epoch has a new order, and leaves out the last conversations if they do not fill a
+    step."""
     learning_rate: PositiveFloat = 1e-3
     """Peak learning rate of AdamW."""
     warmup_steps: NonNegativeInt = 20

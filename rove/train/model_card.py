@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -283,8 +284,12 @@ def _usage(config: TrainingConfig, library: str, folder: Path) -> Iterator[str]:
         yield from ("The model was trained with these settings of the chat template; rove uses them by itself.", "")
     if library == "peft":
         yield from ("`adapter_config.json` names the base model; change it to where the base model is.", "")
-    env = config.env if isinstance(config, RLConfig) else "ENVIRONMENT"
-    yield from ("```bash", f"rove eval {public_path(env)} -m FOLDER", "```")
+    command = "rove eval ENVIRONMENT -m FOLDER"
+    if isinstance(config, RLConfig):
+        command = f"rove eval {public_path(config.env)} -m FOLDER"
+        if config.env_args:
+            command += f" -a {shlex.quote(_public_json(config.env_args))}"
+    yield from ("```bash", command, "```")
 
 
 def _prompt_lines(folder: Path, is_adapter: bool) -> list[str]:

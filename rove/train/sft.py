@@ -89,6 +89,11 @@ def train_sft(
     history, goal = run.metrics(), config.goal
     stopped = stop_reason(history, goal)
     total = max(1, len(training) // config.batch_size) * config.epochs
+    if config.warmup_steps >= total:
+        logger.warning(
+            f"{total} steps, {config.warmup_steps} of warm-up: the learning rate never reaches {config.learning_rate:g}; lower "
+            "warmup_steps, or train for more epochs"
+        )
     callbacks = TrainingCallbacks(run, config.alerts, config.loggers, msgspec.to_builtins(config), step, on_alert)
     try:
         while step < total and stopped is None:

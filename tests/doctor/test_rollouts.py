@@ -8,6 +8,7 @@ import msgspec
 from fakes import bpe_tokenizer, record_of, tiny_model
 from tiers import each_row
 
+import rove
 from rove.core.findings import HIGH, MEDIUM, OK, SKIPPED
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.core.records import ErrorInfo, RolloutRecord, Scores, StepTokens, TrajectoryStep
@@ -22,8 +23,10 @@ from rove.doctor.rollouts import (
     check_samples,
     check_tokens,
     check_truncation,
+    first_prompts,
     lengths_of,
 )
+from rove.models.from_scratch import CHAT_TEMPLATE
 from rove.rendering.renderer import Renderer
 
 TURNS = [StepTokens([1, 2], [7, 8], [-0.1, -0.2]), StepTokens([1, 2, 7, 8, 3], [9], [-0.3])]
@@ -141,6 +144,21 @@ def test_check_tokens():
     assert check_tokens([record_of([StepTokens([1], [2], [])])]).severity == HIGH
     assert check_tokens([record_of([StepTokens([1], [2], [float("nan")])])]).severity == HIGH
     assert check_tokens([]).severity == SKIPPED
+
+
+def test_the_first_prompts_include_the_tools():
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    tokenizer = bpe_tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE
+    rows = [{"question": "1 + 1?", "answer": "2"}]
+    without, with_tools = (
+        first_prompts(env, Renderer(tokenizer)).prompt
+        for env in (rove.SingleTurnEnv(dataset=rows), rove.ToolEnv(dataset=rows, tools=[add]))
+    )
+    assert with_tools > without + len(tokenizer.encode("Add two numbers."))
 
 
 def test_lengths_of():

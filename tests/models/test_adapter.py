@@ -478,6 +478,15 @@ def test_a_layer_that_peft_cannot_adapt_is_refused_with_the_reason():
         add_adapter(family_on_meta("jamba"), 2, 4.0, 0.0, ["dt_proj"], seed=0, base="nowhere")
 
 
+def test_an_adapter_leaves_out_the_layers_that_read_images():
+    model = family_on_meta("gemma3")
+    assert any("vision_tower" in path for path, _ in model.named_modules())
+    add_adapter(model, 2, 4.0, 0.0, [], seed=0, base="nowhere")
+    adapted = [path for path, module in model.named_modules() if isinstance(module, lora.Linear)]
+    assert adapted
+    assert all("language_model" in path for path in adapted)
+
+
 def test_the_coverage_counts_adapted_layers_and_experts():
     dense = describe_coverage(family_on_meta("llama"), ["q_proj"])
     assert dense == "the adapter covers 2 layers with 5.2% of the model's parameters"

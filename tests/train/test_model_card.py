@@ -81,6 +81,7 @@ def test_a_card_has_no_secrets_and_no_folders_of_the_machine(tmp_path: Path, mon
     text = (tmp_path / "final" / CARD).read_text()
     assert str(tmp_path) not in text
     assert '{"api_key":"***","query":"***","file":"a/b.csv"}' in text
+    assert """rove eval arithmetic -m FOLDER -a '{"api_key":"***",""" in text
     assert "The run has no evaluation. Measured in training at step 2: reward/mean 0.75." in text
 
 

@@ -179,6 +179,11 @@ def test_the_learning_rate_warms_up_and_decays(uninterrupted: Path):
     assert rates[1:] == sorted(rates[1:], reverse=True)
 
 
+def test_a_warm_up_that_is_longer_than_the_training_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    train(tmp_path, settings(epochs=1, batch_size=16, warmup_steps=20), lawless())
+    assert "2 steps, 20 of warm-up: the learning rate never reaches 0.01; lower warmup_steps" in caplog.text
+
+
 def test_every_conversation_is_used_at_most_once_per_epoch():
     from rove.train.sft import _batch
 

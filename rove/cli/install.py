@@ -208,7 +208,7 @@ def install_command(
 
     Details are shown before you are asked to confirm; --yes skips the question. Hashes are verified against the hub's index,
     signatures against the key that the owner first used, and everything against rove.lock if it exists. Without a name,
-    everything in rove.lock is installed. No code of a package runs.
+    everything in rove.lock is installed. The code of the packages does not run.
     """
     console = console_for(as_json)
     lock = Path(LOCK)

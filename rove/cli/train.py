@@ -116,7 +116,9 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
 @click.option("--seed", type=in_range(NonNegativeInt), default=0, show_default=True, help="Random seed.")
 @click.option("--run-dir", type=click.Path(), help="Folder for all stages.  [default: runs/train-ENV-seedN]")
 @click.option("--dry-run", is_flag=True, help="Only write and print the recipe, with an estimate of time and memory.")
-@click.option("--smoke", is_flag=True, help="Use tiny sizes to check that everything runs; the model learns nothing.")
+@click.option(
+    "--smoke", is_flag=True, help="Use tiny sizes to check that all stages run; the model does not learn the task."
+)
 @json_option
 def train_command(
     env: str,
@@ -213,7 +215,9 @@ def train_command(
     help="Only evaluate MODEL in every possible game; repeatable.",
 )
 @click.option("--lora", is_flag=True, help="Train LoRA adapters instead of the full model, to save memory.")
-@click.option("--smoke", is_flag=True, help="Use tiny sizes to check that everything runs; the model learns nothing.")
+@click.option(
+    "--smoke", is_flag=True, help="Use tiny sizes to check that all stages run; the model does not learn the task."
+)
 @json_option
 def demo_command(
     env: str,

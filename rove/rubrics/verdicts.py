@@ -112,7 +112,7 @@ def read_verdict(
     yes"), names two choices, is about a part ("Style score: 3") or is taken back, or if statements without a label
     disagree with others.
 
-    What the judge quotes is no statement: text in quotation marks, block quotes and code fences; a line or sentence that
+    Text that the judge quotes is not a statement: text in quotation marks, block quotes and code fences; a line or sentence that
     is also a line or sentence of the judged text; a labeled choice, box, tag or JSON object that the judged text contains.
     Reasoning is left out only where the reply begins with `<think>`, or has only a closing tag because the chat template
     wrote the opening one. In the second case, a verdict before the tag must not differ from the one after it.
@@ -194,7 +194,7 @@ class _Reader:
             [label] = labels
             remainder = reply[: label.start] + reply[label.end :]
             if not remainder.strip(_EDGES + "()[]{}$"):
-                unquoted = labels  # a reply of nothing else is no quotation
+                unquoted = labels  # a reply that consists only of labels is not a quotation
         if not unquoted:
             # A response must not remove its own bad verdict by quoting it (docs/decisions/quoted_verdicts.md).
             quoted = {statement.choice for statement in statements}
@@ -370,7 +370,7 @@ class _Reader:
         return not {None, choice}.issuperset(named)
 
     def _names_choice(self, text: str, besides: str | None = None) -> bool:
-        """Return whether a text contains a choice as a word ("I" and "A" are words of their own)."""
+        """Return whether a text contains a choice as a word ("I" and "A" are also ordinary words)."""
         named = [self._choice(word[0]) for word in self._word.finditer(text)]
         return any(choice is not None and choice != besides and choice not in ("A", "I") for choice in named)
 

@@ -262,7 +262,7 @@ def _text(content: Any) -> str:
 
 
 def _check_response(message: JsonObject) -> None:
-    """Check an assistant message's reasoning and tool calls; calls get OpenAI's form."""
+    """Check an assistant message's reasoning and tool calls, and convert the calls to OpenAI's form."""
     if "function_call" in message:
         raise ConfigError("has 'function_call', which OpenAI replaced; expected 'tool_calls'")
     reasoning = message.get("reasoning_content", "")

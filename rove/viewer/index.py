@@ -98,7 +98,7 @@ def alert_rows(folder: Path) -> tuple[list[JsonObject], int]:
 
 def _alert_line(row: Mapping[str, object]) -> str:
     if "severity" in row:
-        with suppress(msgspec.ValidationError, KeyError):  # edited by somebody
+        with suppress(msgspec.ValidationError, KeyError):  # a user has edited the file
             return str(msgspec.convert(row, Finding))
     return str(row.get("text", ""))  # in older runs, the whole line
 

@@ -166,7 +166,7 @@ class RunStore:
         thread.start()
 
     def _prepare(self, index: Index) -> None:
-        with suppress(RunError):  # the run was deleted meanwhile
+        with suppress(RunError):  # the run has just been deleted
             for _ in prepare(index):
                 if self._closing.wait(PREPARE_PAUSE_S):
                     return

@@ -77,8 +77,8 @@ class Fleet:
         self._salt = secrets.token_hex(8)
         """Part of the prefix cache's salt: other runs may have used the same servers."""
         self._updates = 0
-        """Number of updates, part of the salt. The version would not do, because RL may return to earlier weights within a
-        step."""
+        """Number of updates, part of the salt. A version does not identify the weights, because RL may return to earlier weights
+        within a step."""
         self._prepared: set[int] = set()
         self._locks = [threading.Lock() for _ in self.servers]
 

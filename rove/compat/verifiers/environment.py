@@ -283,7 +283,7 @@ class Environment(EvaluableEnvironment):
                 sampling_args=sampling_args or {},
                 state=request.state,
             )
-        # Until 0.1.7 this was no exception: the loop compared the id of the response.
+        # Until 0.1.7 this was not an exception: the loop compared the id of the response.
         except OverlongPromptError:
             if request.is_legacy:
                 return overlong_prompt()

@@ -119,7 +119,7 @@ class Store:
         with self.database.write() as transaction:
             is_new = transaction.execute("SELECT 1 FROM owners WHERE owner = ?", [owner]).fetchone() is None
             if is_new:
-                # Names that look alike have the same skeleton, so nobody can pose as another owner.
+                # Names that look alike have the same skeleton, so no one can pose as another owner.
                 confusable = "SELECT owner FROM owners WHERE skeleton = ?"
                 similar = transaction.execute(confusable, [skeleton(owner)]).fetchone()
                 if similar is not None:

@@ -254,17 +254,23 @@ class _Reader:
         return _Statement(start, end, choice, STRONG, self._judged.contains(reply[start:end]))
 
     def _labeled(self, text: str, reply: str) -> Iterator[_Statement]:
+        """Yield the statements of labels, such as "Verdict: no"; `text` is the reply with blanks in place of quotations."""
         for label in _LABELED.finditer(text):
             line_end = text.find("\n", label.end())
             line_end = len(text) if line_end < 0 else line_end
+            # The reply decides: a line with a quotation is blank in `text`, but it is not empty.
             is_empty = not reply[label.end() : line_end].strip(" \t*_`#")
             if is_empty:  # the value is on the next line that is not empty
                 following = re.compile(r"\s*[^\n]*").match(text, line_end)
                 line_end = following.end() if following else line_end
             value = self._value.match(text, label.end(), line_end)
-            end = value.end() if value else line_end
-            choice = self._value_of(value, text[end:line_end]) if value else None
+            end = line_end
+            choice: str | None = None
+            if value:
+                end = value.end()
+                choice = self._value_of(value, text[end:line_end])
             strength = STRONG if label["strong"] else WEAK
+            # "Verdict: surely yes" states a verdict that cannot be read; an earlier statement must not count instead.
             is_explicit = label["separator"] in (":", "=") and not is_empty and strength == STRONG
             if choice is None and not is_explicit and not self._names_choice(text[label.end() : line_end]):
                 continue

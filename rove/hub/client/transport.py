@@ -136,9 +136,9 @@ class HttpTransport:
         async def attempt() -> object:
             content = body() if body is not None else None
             sink = BytesSink(path, MAX_RESPONSE_BYTES)
-            await self._receive(
-                method, path, sink, **{"data" if isinstance(content, aiohttp.FormData) else "json": content}
-            )
+            is_form = isinstance(content, aiohttp.FormData)
+            body_argument = {"data": content} if is_form else {"json": content}
+            await self._receive(method, path, sink, **body_argument)
             with suppress(msgspec.DecodeError):
                 return msgspec.json.decode(sink.content) if sink.content else {}
             raise HubError(f"{self.where}{path} does not respond with JSON; check that it is a hub")

@@ -262,7 +262,7 @@ def separators(prompts: Sequence[str]) -> list[str]:
 
 
 def shown_pairs(form: Form, separator: str) -> Policy:
-    """Return a policy that repeats the examples of its prompt, as a lookup table of cases that the grader is known to test."""
+    """Return a policy that repeats the examples of its prompt, which passes a grader that tests only these examples."""
 
     def policy(messages: Messages, state: State, rng: random.Random) -> str:
         pairs = PAIR.findall(last_message(messages))

@@ -100,7 +100,7 @@ class RoveEnv(Env):
 
     Observations are the exact tokens that rove shows the model; each extends the tokens of the turns before it, unless the
     environment changes earlier messages. The last step has the reward of the rollout and those of its turns. A failed rollout
-    raises `RolloutError`, so that the cookbook's strategy retries it or leaves it out; it never has a reward of 0.
+    raises `RolloutError`, so that the cookbook's strategy retries it or leaves it out instead of giving it a reward of 0.
 
     Args:
         source: Environment and tokenizer.

@@ -45,6 +45,7 @@ def print_plan(path: Path, recipe: Recipe, pipeline: Pipeline, is_given: bool, a
     from rove.stages.plan import plan_table, read_estimate
     from rove.stages.preparation import estimate_recipe
 
+    # The estimate in the folder is for the recipe that rove has chosen, and not for a given file.
     estimate = (None if is_given else read_estimate(recipe.folder)) or estimate_recipe(recipe, pipeline.reporter)
     console.print(path.read_text("utf-8"), markup=False, soft_wrap=True)
     console.print(plan_table(recipe, estimate))
@@ -163,6 +164,7 @@ def train_command(
     if dry_run:
         print_plan(path, recipe, pipeline, bool(file), as_json, console)
         return
+    # Of several processes, only the first runs the loop and prints (docs/decisions/ranks.md).
     if not ranks.is_first:
         pipeline.follow()
         return

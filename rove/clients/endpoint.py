@@ -241,8 +241,8 @@ class EndpointClient(ABC):
     async def open_stream(
         self, path: str, content: Mapping[str, object] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open a streaming reply with a single attempt, outside of the limiter. `path` is relative to the base URL; without `content`, the
-        request is a GET.
+        """Open a streaming reply with a single attempt, outside of the limiter. `path` is relative to the base URL; without
+        `content`, the request is a GET.
 
         Raises:
             ModelError, InfraError: as for `respond`.

@@ -37,9 +37,6 @@ def is_message_file(path: str | Path) -> bool:
     return Path(path).suffix.lower() in SUFFIXES and not Path(path).is_dir()
 
 
-# Files → rows
-
-
 def read_rows(path: Path) -> Iterator[Row]:
     """Yield the rows of a file."""
     if not path.is_file():
@@ -111,9 +108,6 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> JsonObject:
 
 def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
-
-
-# Rows → conversations
 
 
 def conversation_from_row(source: str, row: Any) -> Conversation:

@@ -139,9 +139,6 @@ async def _search(request: web.Request, store: RunStore) -> web.StreamResponse:
         await process.wait()
 
 
-# Access control
-
-
 def access_middleware(host: str, token: str | None) -> Middleware:
     """Check the origin and the token of requests, and turn errors into JSON responses; for the arguments, see `make_viewer`."""
 

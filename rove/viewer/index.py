@@ -253,8 +253,6 @@ class Index:
                 del self._cache[next(iter(self._cache))]
             return result
 
-    # the database
-
     def _connected(self) -> sqlite3.Connection:
         if self._database is None:
             self._database = self._connect()
@@ -296,8 +294,6 @@ class Index:
         database.executescript("\n".join(["BEGIN IMMEDIATE;", *drops, TABLES, "COMMIT;"]))
         database.execute("INSERT INTO source VALUES (?)", (os.fsencode(self.file.absolute()),))
         self._annotated = ()
-
-    # reading
 
     def _catch_up(self, deadline: float) -> Progress:
         self.annotations.reload()

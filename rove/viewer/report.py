@@ -373,9 +373,6 @@ def cards(summary: JsonMapping) -> Iterator[tuple[str, str]]:
         yield shown(cost["total"]), f"cost, {shown(cost.get('per_rollout'))} per rollout"
 
 
-# What the page shows, see static/report.js
-
-
 PAGE_DEFAULTS: JsonMapping = {
     "complete": True,
     "links": [],

@@ -197,8 +197,6 @@ class RunStore:
         for index in self._indexes.values():
             index.close()
 
-    # summaries
-
     def run_summary(self, name: str) -> JsonObject:
         """Return a row of the table of runs; `trouble` says which of the run's files cannot be read."""
         if utf8_text(name) != name:

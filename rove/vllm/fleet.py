@@ -174,8 +174,6 @@ class Fleet:
         for server in self.servers:
             server.close()
 
-    # One server
-
     def _update(self, server: Server, weights: ServedWeights) -> None:
         with self._locks[server.number]:
             server.starts_since_update = 0

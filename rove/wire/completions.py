@@ -108,8 +108,6 @@ def _prompt(messages: list[MessageDict]) -> str:
     return prompt
 
 
-# The server side
-
 KIND = "text_completion"
 Ids = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
 

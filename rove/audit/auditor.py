@@ -206,7 +206,7 @@ class _Auditor:
             except OutOfTime:  # before the first check
                 text = f"the time budget of {self.options.seconds:g} s (--seconds) was used up before the first check"
                 self._stop(text)
-            except Exception as error:  # whatever the environment raises when it is loaded or torn down
+            except Exception as error:  # any error that the environment raises when it is loaded or torn down
                 self._stop(_text(error))
 
     def _stop(self, text: str) -> None:
@@ -365,7 +365,7 @@ class _Auditor:
                 self._add(finding)
         except (OutOfTime, Inconclusive) as error:
             self.report.skipped[name] = str(error)
-        except Exception as error:  # whatever the environment raises must not stop the other checks
+        except Exception as error:  # an error of the environment must not stop the other checks
             self.report.skipped[name] = f"failed: {_text(error)}"
 
     def _add(self, finding: Finding) -> None:

@@ -120,7 +120,7 @@ def _check_comparison(env: str | None, learn: bool, baseline: str | None, card: 
     if env is not None:
         raise ConfigError(f"--compare OLD NEW takes no other environment; remove '{env}'")
     if baseline is not None:
-        raise ConfigError(f"--compare reports what is new, whatever '{baseline}' accepts; remove --baseline")
+        raise ConfigError(f"--compare reports what is new, even if '{baseline}' accepts it; remove --baseline")
     if learn:
         raise ConfigError("--compare trains no model: write two reports with --learn -o FILE.json, and compare these")
     if card:

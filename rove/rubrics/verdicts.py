@@ -359,11 +359,11 @@ class _Reader:
         joined = "\n".join(unquoted)
         if _TAKEN_BACK.search(joined):
             return True
-        if _RETRACTION.search(joined) and self._names_choice(rest_with_quotations, besides=choice):
+        if _RETRACTION.search(joined) and self._names_choice(rest_with_quotations, excluded=choice):
             return True
         for part in unquoted:
             label = _ANY_LABEL.search(part)
-            if label is not None and self._names_choice(part[label.end() :], besides=choice):
+            if label is not None and self._names_choice(part[label.end() :], excluded=choice):
                 return True
             if len(re.findall(r"\w+", part)) <= _MAX_SHORT_WORDS and self._is_at_edge(part, choice):
                 return True
@@ -375,10 +375,10 @@ class _Reader:
         named = [self._choice(word) for word in (words[:1] + words[-1:])]
         return not {None, choice}.issuperset(named)
 
-    def _names_choice(self, text: str, besides: str | None = None) -> bool:
-        """Return whether a text contains a choice as a word ("I" and "A" are also ordinary words)."""
+    def _names_choice(self, text: str, excluded: str | None = None) -> bool:
+        """Return whether a text contains a choice other than `excluded` as a word ("I" and "A" are also ordinary words)."""
         named = [self._choice(word[0]) for word in self._word.finditer(text)]
-        return any(choice is not None and choice != besides and choice not in ("A", "I") for choice in named)
+        return any(choice is not None and choice != excluded and choice not in ("A", "I") for choice in named)
 
     def _choice(self, words: str) -> str | None:
         """Return the choice that a text consists of, with or without marks around it."""

@@ -52,7 +52,7 @@ NONSENSE = "qxzj"
 """A word that is no answer of any task."""
 ABSTENTION = re.compile(r"know|unknown|unanswerable|cannot|insufficient|unsure|none|n/a", re.IGNORECASE)
 """Answers with which "I do not know." may be right."""
-# The second text is Cyrillic letters and mathematical digits, which graders with much normalization take for the first ones.
+# The second text looks like the first one, but consists of Cyrillic letters and mathematical digits.
 LOOK_ALIKES = str.maketrans("aceopxyABCEHKMOPTX0123456789", "асеорхуАВСЕНКМОРТХ𝟎𝟏𝟐𝟑𝟒𝟓𝟔𝟕𝟖𝟗")
 
 

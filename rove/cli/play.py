@@ -61,7 +61,7 @@ TOOL_CALL_EXAMPLE = FORMATS[0].write([Call("NAME", {"ARGUMENT": "VALUE"})]).repl
 
 def show_new(messages: Sequence[JsonMapping], num_printed: int, console: Console, role: str = "") -> int:
     """Print the environment's messages that follow the first `num_printed` messages; return the number of all messages."""
-    # A conversation that is not longer is a new one, such as that of the next game.
+    # A conversation that is not longer is a new one, such as the next query of a role.
     for message in messages[num_printed if len(messages) > num_printed else 0 :]:
         if message["role"] != "assistant":
             sender = f"{message['role']} to {role}" if role else message["role"]

@@ -74,7 +74,7 @@ class StepwiseRollout(Generic[RequestT, ReplyT]):
         Raises:
             RolloutError: The rollout failed.
         """
-        # The environment may catch the error, for example in a query of a role, and request again.
+        # An environment may catch the error and send another request.
         while self.record is None:
             if self._reply is not None and not self._reply.done():
                 self._reply.set_exception(error)

@@ -93,7 +93,6 @@ class PlaySession:
 
     def _notify(self) -> None:
         self.number += 1
-        # A new event instead of `clear`, which could hide this change from the next request.
         self._changed_event.set()
         self._changed_event = asyncio.Event()
 

@@ -451,7 +451,7 @@ def _examples(index: Index) -> tuple[list[JsonObject], int]:
         f"WHERE {CURRENT_ROLLOUTS} GROUP BY example_key ORDER BY mean IS NOT NULL, mean, MIN(example)"
     )
     examples = index.query(sql)
-    # By itself, SQLite takes the index on rewards, which is slower (docs/decisions/viewer.md).
+    # By itself, SQLite may take the index on rewards, which is slower (docs/decisions/viewer.md).
     rewards = f"SELECT reward FROM rollouts INDEXED BY places WHERE example_key = ? AND {CURRENT_ROLLOUTS} AND reward IS NOT NULL"
     listed = []
     for key, number, count, mean, failed, first in examples[:MAX_EXAMPLES]:

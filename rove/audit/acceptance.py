@@ -62,7 +62,7 @@ def read_baseline_file(path: str | Path) -> list[Acceptance]:
         return msgspec.toml.decode(Path(path).read_bytes(), type=BaselineFile).accept
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
         raise ConfigError(
-            f'{path} is no baseline file ({error}); expected tables [[accept]] with check = "…" and reason = "…", and '
+            f'{path} is not a baseline file ({error}); expected tables [[accept]] with check = "…" and reason = "…", and '
             "optionally env, text and severity"
         ) from error
 

@@ -138,6 +138,7 @@ async def audit(
         await _Auditor(report, env_dir, options, folder, on_check, learner, judge).run()
     report.findings.sort(key=lambda finding: finding.severity, reverse=True)
     times_at_end = os.times()
+    # Times of this process and of its ended children; the fifth value is the wall time.
     report.cpu_seconds = round(sum(times_at_end[:4]) - sum(times_at_start[:4]), 1)
     return report
 
@@ -205,12 +206,13 @@ class _Auditor:
             except OutOfTime:  # before the first check
                 text = f"the time budget of {self.options.seconds:g} s (--seconds) was used up before the first check"
                 self._stop(text)
-            except Exception as error:  # whatever the environment raises when it is loaded or torn down
+            except Exception as error:  # any error that the environment raises when it is loaded or torn down
                 self._stop(_text(error))
 
     def _stop(self, text: str) -> None:
         """Add a finding of the check "load", and list checks that have not begun as not done."""
         self._add(Finding("load", text))
+        # A check that was left out before the failure keeps its own reason.
         not_begun = [name for name in self.report.checks if name not in {*self.begun, "load"}]
         self.report.skipped |= dict.fromkeys(not_begun, "the check 'load' failed") | self.report.skipped
 
@@ -339,7 +341,7 @@ class _Auditor:
             return
         seed = args.get("seed", 0)
         if not isinstance(seed, int):
-            await self._do("seed-shift", _as_async([]), f"the argument 'seed' is {seed!r}, which is no integer")
+            await self._do("seed-shift", _as_async([]), f"the argument 'seed' is {seed!r}, which is not an integer")
             return
         next_seed = {**args, "seed": seed + 1}
         shifted = await asyncio.to_thread(self._in_process, next_seed)
@@ -363,7 +365,7 @@ class _Auditor:
                 self._add(finding)
         except (OutOfTime, Inconclusive) as error:
             self.report.skipped[name] = str(error)
-        except Exception as error:  # whatever the environment raises must not stop the other checks
+        except Exception as error:  # an error of the environment must not stop the other checks
             self.report.skipped[name] = f"failed: {_text(error)}"
 
     def _add(self, finding: Finding) -> None:

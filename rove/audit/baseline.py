@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rove.audit.replies import (
@@ -27,7 +27,7 @@ from rove.core.records import RolloutRecord
 RIGHT_ANSWER = "right answer"
 """Name of the policy that replies with the row's own answer."""
 IDLE = {"doing nothing": "", "doing nothing, in words": "I do not know."}
-"""Name → reply of the policies that do nothing."""
+"""Name → reply of the idle policies."""
 FORM_EXAMPLES = 8
 """Number of examples on which forms of an answer are tried."""
 FORMS_WITHOUT_ANSWER = 3
@@ -71,8 +71,8 @@ class Baseline(NamedTuple):
     own_answer: Measured | None
     """The row's own answer in the form, also where it earns no more than a wrong answer; None if rows have no answers."""
     idle: Measured
-    """The better of two policies that do nothing: the empty reply, and "I do not know." (not in tasks of one turn without
-    answers)."""
+    """The better one of the two idle policies: the empty reply, and "I do not know." (not in tasks of one turn without answers).
+    """
     chance: float
     """Share of the rows that the most frequent answer gets right. It comes from the rows, so no grader can raise it."""
 
@@ -85,19 +85,24 @@ class Baseline(NamedTuple):
         return []
 
     @property
-    def nothing(self) -> float:
-        """The reward that a sound environment pays for doing nothing: 0, or what it pays if all rewards are negative."""
+    def zero(self) -> float:
+        """The reward that a sound environment pays an idle policy: 0, or what it earns if all rewards are negative."""
         return 0.0 if self.full > 0 else self.idle.mean
 
+    @property
+    def task_range(self) -> float:
+        """Reward of a right answer minus the reward of an idle policy in a sound environment."""
+        return self.full - self.zero
+
     def share_of_task(self, reward: float, expected: float = 0.0) -> float:
-        """Return the position of a reward between doing nothing and a right answer, above an expected share.
+        """Return the position of a reward between `zero` and a right answer, above an expected share.
 
         Unlike `share`, the comparison does not depend on what the grader pays for guesses.
 
         Args:
             expected: Share that the task itself gives a reply, such as the share of rows that a constant answer gets right.
         """
-        share = (reward - self.nothing) / max(self.full - self.nothing, 1e-9)
+        share = (reward - self.zero) / max(self.task_range, 1e-9)
         return (share - expected) / max(1.0 - expected, 1e-9)
 
     @property
@@ -118,77 +123,113 @@ class Baseline(NamedTuple):
         return (reward - self.floor.mean) / self.range
 
 
+class _Guesses(NamedTuple):
+    """The form of an answer, and the rewards of guesses and of right answers in this form."""
+
+    form_name: str
+    form: Form
+    policies: Mapping[str, Policy]
+    """Name → policy that does not know its row; `floor` is the measurement of one of them."""
+    floor: Measured
+    tried: Measured
+    """Rollouts of the form on a few examples."""
+    own_answer: Measured | None = None
+    right_answer: Measured | None = None
+    chance: float = 0.0
+
+
 async def measure_baseline(subject: Subject) -> Baseline:
     """Find the form of an answer, and measure right answers, guesses, and the environment's policies."""
-    rows = subject.rows[:FORM_EXAMPLES]
-    prompts = [_prompt_text(row["prompt"]) for row in rows]
+    prompts = [_prompt_text(row["prompt"]) for row in subject.rows[:FORM_EXAMPLES]]
     policies = {f"policy {name}": policy for name, policy in subject.env.policies.items()}
     honest = [measured for measured in await subject.measure_all(policies) if measured.scored]
-    turns: list[int] = []
-    for measured in honest:
-        turns += [len(record.steps) for record in measured.scored]
     answers = subject.answers
     forms_by_name = forms(prompts) | label_forms(prompts, answers)
     if honest:
         forms_by_name |= policy_forms([(_last_reply(record), record.answer) for record in highest(honest).scored])
-    right_answer: Measured | None = None
-    own_answer: Measured | None = None
-    chance = 0.0
     if answers:
-        tried = [await subject.measure(name, from_answer(form), FORM_EXAMPLES) for name, form in forms_by_name.items()]
-        best = highest(tried)
-        turns += [len(record.steps) for record in best.scored]
-        form = forms_by_name[best.name]
-        own_answer = await subject.measure(RIGHT_ANSWER, from_answer(form))
-        right_answer = own_answer
-        guesses = {
-            "most frequent answer": constant(form(statistics.mode(map(str, answers)))),
-            "another row's answer": other_answer(answers, form),
-            "a random row's answer": random_answer(answers, form),
-        }
-        floor = highest(await subject.measure_all(guesses))
-        # Without a difference from a guess, the form is wrong or rows' answers are not what the grader compares with.
-        if own_answer.mean <= floor.mean + MIN_DIFFERENCE * max(1.0, abs(own_answer.mean)):
-            right_answer = None
-        _, count = Counter(normalized(str(answer)) for answer in answers).most_common(1)[0]
-        chance = count / len(answers)
+        guesses = await _guesses_with_answers(subject, forms_by_name)
     else:
-        empty = {name: constant(form("")) for name, form in list(forms_by_name.items())[:FORMS_WITHOUT_ANSWER]}
-        best = highest([await subject.measure(name, policy, FORM_EXAMPLES) for name, policy in empty.items()])
-        form = forms_by_name[best.name]
-        unsure = constant("I do not know.")
-        guesses = {**empty, "unsure": unsure, **policies}
-        candidates = [await subject.measure(best.name, empty[best.name]), await subject.measure("unsure", unsure)]
-        if len(honest) > 1:  # of several scripted policies, the weakest one shows chance
-            candidates.append(min(honest, key=lambda measured: measured.mean))
-        floor = highest(candidates)
+        guesses = await _guesses_without_answers(subject, forms_by_name, policies, honest)
+    turns: list[int] = []
+    for measured in [*honest, guesses.tried] if answers else honest:
+        turns += [len(record.steps) for record in measured.scored]
     is_multi_turn = statistics.fmean(turns or [1.0]) > SEVERAL_TURNS
-    is_retried = statistics.fmean([len(record.steps) for record in floor.scored] or [1.0]) > SEVERAL_TURNS
+    is_retried = statistics.fmean([len(record.steps) for record in guesses.floor.scored] or [1.0]) > SEVERAL_TURNS
     idle_replies = [await _idle(subject, name, reply) for name, reply in IDLE.items()]
     has_tools = any(record.tools for record in idle_replies[0].records)
     # In a task without answers, such as writing a short sentence, "I do not know." may be right.
     idle = highest(idle_replies if answers or is_multi_turn or has_tools else idle_replies[:1])
-    names = list(guesses) if answers and (has_tools or not is_multi_turn) else []
+    names = list(guesses.policies) if answers and (has_tools or not is_multi_turn) else []
     return Baseline(
         prompts=prompts,
-        form_name=best.name,
-        form=form,
-        right_answer=right_answer,
-        guess=guesses[floor.name],
-        floor=floor,
+        form_name=guesses.form_name,
+        form=guesses.form,
+        right_answer=guesses.right_answer,
+        guess=guesses.policies[guesses.floor.name],
+        floor=guesses.floor,
         guesses=names,
         honest=honest,
         is_multi_turn=is_multi_turn,
         is_retried=is_retried,
         has_tools=has_tools,
-        own_answer=own_answer,
+        own_answer=guesses.own_answer,
         idle=idle,
-        chance=chance,
+        chance=guesses.chance,
+    )
+
+
+async def _guesses_with_answers(subject: Subject, forms_by_name: Mapping[str, Form]) -> _Guesses:
+    """Measure answers of other rows, in the form in which the row's own answer earns the most."""
+    answers = subject.answers
+    # No setting names the form that a grader reads, so the form with the highest reward counts as the right one.
+    tried = [await subject.measure(name, from_answer(form), FORM_EXAMPLES) for name, form in forms_by_name.items()]
+    best = highest(tried)
+    form = forms_by_name[best.name]
+    own_answer = await subject.measure(RIGHT_ANSWER, from_answer(form))
+    policies = {
+        "most frequent answer": constant(form(statistics.mode(map(str, answers)))),
+        "another row's answer": other_answer(answers, form),
+        "a random row's answer": random_answer(answers, form),
+    }
+    floor = highest(await subject.measure_all(policies))
+    # Without a difference from a guess, the form is wrong or rows' answers are not what the grader compares with.
+    is_accepted = own_answer.mean > floor.mean + MIN_DIFFERENCE * max(1.0, abs(own_answer.mean))
+    _, count = Counter(normalized(str(answer)) for answer in answers).most_common(1)[0]
+    return _Guesses(
+        form_name=best.name,
+        form=form,
+        policies=policies,
+        floor=floor,
+        tried=best,
+        own_answer=own_answer,
+        right_answer=own_answer if is_accepted else None,
+        chance=count / len(answers),
+    )
+
+
+async def _guesses_without_answers(
+    subject: Subject, forms_by_name: Mapping[str, Form], policies: Mapping[str, Policy], honest: Sequence[Measured]
+) -> _Guesses:
+    """Measure forms without an answer, and "I do not know."."""
+    empty = {name: constant(form("")) for name, form in list(forms_by_name.items())[:FORMS_WITHOUT_ANSWER]}
+    best = highest([await subject.measure(name, policy, FORM_EXAMPLES) for name, policy in empty.items()])
+    unsure = constant("I do not know.")
+    candidates = [await subject.measure(best.name, empty[best.name]), await subject.measure("unsure", unsure)]
+    if len(honest) > 1:  # of several scripted policies, the weakest one shows chance
+        candidates.append(min(honest, key=lambda measured: measured.mean))
+    return _Guesses(
+        form_name=best.name,
+        form=forms_by_name[best.name],
+        policies={**empty, "unsure": unsure, **policies},
+        floor=highest(candidates),
+        tried=best,
     )
 
 
 async def _idle(subject: Subject, name: str, reply: str) -> Measured:
-    """Measure a policy that does nothing; long games are expensive, so an equal reply is not measured again."""
+    """Measure an idle policy; long games are expensive, so an equal reply is not measured again."""
+    # Without answers, the guesses were these replies: the form "plain" without an answer is the empty reply.
     equal = subject.measured.get("plain" if reply == "" else "unsure")
     if equal is not None and not subject.answers and len(equal.records) == min(subject.count, len(subject.rows)):
         return Measured(name, equal.records)
@@ -213,11 +254,11 @@ def is_higher(measured: Measured, reference: Measured, range_: float) -> bool:
 
 
 def beats_guess(measured: Measured, base: Baseline) -> bool:
-    """Return whether a policy earns more than a guess, beyond chance, and more than a sound environment pays for doing nothing.
+    """Return whether a policy earns more than a guess, beyond chance, and more than a sound environment pays an idle policy.
 
     Where wrong answers are punished, guesses earn less than an empty reply, which is a usual design.
     """
-    limit = base.nothing + MIN_DIFFERENCE * (base.full - base.nothing)
+    limit = base.zero + MIN_DIFFERENCE * base.task_range
     return measured.mean > limit and is_higher(measured, base.floor, base.range)
 
 
@@ -239,7 +280,8 @@ def visible_share(count: int) -> float:
 
 
 def _error(values: Sequence[float], range_: float) -> float:
-    """Return the standard error of a mean; of a few equal values too, which have no deviation but prove little."""
+    """Return the standard error of a mean, computed with a deviation of at least half of the range divided by √n."""
+    # A few equal values have no deviation, but they prove little: without the minimum, any difference would be significant.
     root = math.sqrt(len(values))
     return max(statistics.stdev(values), 0.5 * range_ / root) / root
 

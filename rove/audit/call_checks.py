@@ -36,14 +36,15 @@ SEQUENCE_TOOLS, SEQUENCE_LENGTH, SEQUENCE_TURNS = 3, 3, 6
 REQUIRED = re.compile(
     r"\b(must|always|required?|needs? to|have to|make sure|be sure|only after|before|first)\b", re.IGNORECASE
 )
-"""Words of a sentence that asks for something."""
+"""Words of a sentence that states a requirement."""
 INFORMING = re.compile(
     r"(get|read|list|look|lookup|search|find|show|view|fetch|query|inspect|browse|describe|count|cat|ls|open|check|scan|peek"
     r"|examine|ask|see|calc|calculate|calculator|compute|convert|retrieve|load|preview|observe|status|recall|note|think|plan"
     r"|python|run|execute|grep|head|lines|help|info|weather|translate|define|web|wiki)(?=_|$)",
     re.IGNORECASE,
 )
-"""First words of the names of tools that change nothing. A scripted policy, which knows what they return, does not need them."""
+"""First words of the names of tools that only return information. A scripted policy already knows this information, so it needs
+no such call."""
 ORDER = re.compile(r"\b(before|first|after|then|until)\b", re.IGNORECASE)
 MIN_VERB = 4
 """Minimum length of the first word of a tool's name, such as "verify", by which a sentence may name the tool."""
@@ -56,7 +57,7 @@ class Change(NamedTuple):
     choose: Callable[[int], Moves]
     """Position of a row → its changed moves."""
     severity: Severity
-    """Severity of a finding if the change costs nothing."""
+    """Severity of a finding if the change does not lower the reward."""
     argument_of: str = ""
     """The tool whose argument is changed."""
 
@@ -68,7 +69,7 @@ async def check_needed_calls(subject: Subject, base: Baseline) -> AsyncIterator[
         return
     moves = moves_by_row(best)
     no_calls = await subject.measure(f"the {best.name} without its calls", replayed(without_calls(moves)))
-    # A scripted policy knows the answer: calls that only inform cost nothing to leave out.
+    # A scripted policy knows the answer, so leaving out calls that only inform does not lower its reward.
     if base.share_of_task(no_calls.mean) >= HIGH_SHARE * base.share_of_task(best.mean):
         return
     costless: list[tuple[Measured, Change]] = []
@@ -79,10 +80,10 @@ async def check_needed_calls(subject: Subject, base: Baseline) -> AsyncIterator[
             continue
         name = f"the {best.name} {change.name}"
         tried = _changed_rows(await subject.measure(name, replayed(change.choose), TRIED_EXAMPLES), change, moves)
-        if not _costs_nothing(tried, best):
+        if not _is_costless(tried, best):
             continue
         measured = _changed_rows(await subject.measure(name, replayed(change.choose)), change, moves)
-        if _costs_nothing(measured, best) and is_higher(measured, no_calls, base.full - base.nothing):
+        if _is_costless(measured, best) and is_higher(measured, no_calls, base.task_range):
             costless.append((measured, change))
     if costless:
         measured, change = max(costless, key=lambda pair: pair[1].severity)
@@ -102,14 +103,14 @@ def _changes(base: Baseline, moves: Mapping[int, Moves]) -> list[Change]:
     sentences = _sentences(base)
     changes: list[Change] = []
     for tool in tools:
-        # Without a sentence that asks for the call, it may only inform.
+        # If no sentence requires the call, it may only inform.
         severity = Severity.MEDIUM if _is_named(tool, sentences, REQUIRED) else Severity.LOW
         changes.append(Change(f"without a call of {tool}", without_calls(moves, tool, limit=1), severity))
         changes.append(Change(f"without any call of {tool}", without_calls(moves, tool), severity))
         if len(tools) > 2:
             left_out = [name for name in tools if name != tool]
-            is_asked = any(_is_named(name, sentences, REQUIRED) for name in left_out)
-            severity = Severity.MEDIUM if is_asked else Severity.LOW
+            is_required = any(_is_named(name, sentences, REQUIRED) for name in left_out)
+            severity = Severity.MEDIUM if is_required else Severity.LOW
             changes.append(Change(f"with calls of {tool} only", without_calls(moves, *left_out), severity))
     num_acting = sum(not INFORMING.match(tool) for tool in tools)
     if num_acting > 1 and any(_is_named(tool, sentences, ORDER) for tool in tools):
@@ -142,12 +143,14 @@ def _changed_arguments(moves: Mapping[int, Moves], subject: Subject) -> list[Cha
 
 def _changed_rows(measured: Measured, change: Change, moves: Mapping[int, Moves]) -> Measured:
     """Return the rollouts of the rows whose moves the change concerns."""
+    # The rewards of other rows are equal in any environment, and would hide that the change matters.
     records = [record for record in measured.scored if change.choose(record.example_id) != moves.get(record.example_id)]
     return Measured(measured.name, records)
 
 
-def _costs_nothing(measured: Measured, best: Measured) -> bool:
+def _is_costless(measured: Measured, best: Measured) -> bool:
     rewards = {record.example_id: reward_of(record) for record in best.scored}
+    # A row in which the unchanged moves earn nothing cannot show a loss.
     paid = [record for record in measured.scored if rewards.get(record.example_id, 0.0) > 0]
     num_equal = sum(reward_of(record) >= rewards[record.example_id] - 1e-6 for record in paid)
     return len(paid) >= MIN_PAIRS and num_equal >= TIED_SHARE * len(measured.scored)
@@ -170,8 +173,8 @@ def _is_named(tool: str, sentences: Sequence[str], words: re.Pattern[str]) -> bo
     verb = tool.partition("_")[0].casefold()
     names = [tool.casefold(), tool.replace("_", " ").casefold()]
     names += [verb] if len(verb) >= MIN_VERB else []
-    asking = [sentence.casefold() for sentence in sentences if words.search(sentence)]
-    return any(name in sentence for name in names for sentence in asking)
+    matching = [sentence.casefold() for sentence in sentences if words.search(sentence)]
+    return any(name in sentence for name in names for sentence in matching)
 
 
 async def check_row_values(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
@@ -193,7 +196,7 @@ async def check_row_values(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         return
     measured = await subject.measure(first.name, policy)
     is_paid = base.share_of_task(measured.mean, expected) >= HIGH_SHARE
-    if is_paid and is_higher(measured, highest([base.idle, base.floor]), base.full - base.nothing):
+    if is_paid and is_higher(measured, highest([base.idle, base.floor]), base.task_range):
         prompt, completion = evidence(max(measured.scored, key=reward_of))
         yield Finding(
             "blind-game",

@@ -80,7 +80,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """The model that `rove train` began with."""
     training_cost: str = ""
     needed_examples: int | None = None
-    """Number of examples that reveals a difference of 0.05 between two evaluations, whatever their rewards are."""
+    """Number of examples that reveals a difference of 0.05 between two evaluations for any rewards that they may have."""
     cpu_seconds: float | None = None
     """CPU-seconds per 1,000 rollouts of the audit, including the start of its processes."""
 
@@ -129,7 +129,7 @@ def check_train_folder(path: str | Path, env: str) -> TrainFolder:
     """
     folder = TrainFolder(path)
     if not folder.is_complete or not (folder.path / RECIPE).is_file():
-        raise ConfigError(f"{path} is no folder of a finished rove train; finish the run, or leave the folder out")
+        raise ConfigError(f"{path} is not the folder of a finished rove train; finish the run, or leave the folder out")
     trained_env = Path(_recipe(folder).get("env", env)).stem
     if trained_env != env:
         raise ConfigError(f"{path} is a training in the environment '{trained_env}'; expected one in '{env}'")
@@ -250,5 +250,5 @@ def read_card(content: bytes) -> Card | None:
     """Return the card in a file of a package; None if the file has another format."""
     try:
         return msgspec.json.decode(content, type=Card)
-    except (msgspec.MsgspecError, KeyError):  # KeyError: a check of another version of rove
+    except (msgspec.MsgspecError, KeyError):  # KeyError: the file names a check that this version of rove does not have
         return None

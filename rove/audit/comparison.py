@@ -134,7 +134,7 @@ def read_report(path: str | Path) -> Report:
         report = msgspec.convert(values, Report)
     except (OSError, msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{path} is no report of an audit ({error}); expected a file of rove audit -o FILE.json"
+            f"{path} is not a report of an audit ({error}); expected a file of rove audit -o FILE.json"
         ) from error
     return report
 

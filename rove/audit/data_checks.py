@@ -27,15 +27,15 @@ MIN_OPTIONS = 3
 """Minimum number of such lines in a question with options."""
 LINE_NUMBER = re.compile(r"(?m)^\s*\d+[.):]\s")
 MAX_RARE, RARE_SHARE = 4, 0.01
-"""A word that at most so many rows, or this share of the rows, have is rare: it says what a row asks about."""
+"""A word is rare if it is in at most this many rows, or in this share of the rows; rare words name the subject of a question."""
 MIN_QUESTIONS = 10
-"""Minimum number of pairs of rows that ask about the same."""
+"""Minimum number of pairs of rows with the same question."""
 MIN_CONTRADICTORY = 2
 MAX_CONTRADICTORY = 0.3
 """If more than this share of such pairs have different answers, their rare words do not determine the answer."""
 MAX_OF_CHANCE = 0.5
-"""Neither do they if such pairs differ more than half as often as any two rows do. If 85% of the answers are "yes", two different
-questions about a person have different answers as rarely as rows with wrong answers."""
+"""Rare words do not determine the answer, either, if such pairs have different answers more than half as often as random rows. If
+85% of the answers are "yes", two different questions about a person differ as rarely as rows with wrong answers do."""
 WRONG_SHARE = 0.05
 """If more than this share of the rows contradict another one, right answers are refused often."""
 NEAR_SHARE = 0.1
@@ -86,6 +86,7 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
     share = len(near) / len(evaluation)
     if share > NEAR_SHARE:
         half = len(train) // 2
+        # If training rows resemble each other as often, they come from one template, and the evaluation rows are not copies.
         within = len(_resembling(train[:half], train[half:])) / max(1, len(train) - half)
         text = f"{share:.0%} of {len(evaluation)} evaluation rows nearly equal a training row"
         if within > 0.7 * share:
@@ -115,7 +116,8 @@ def _equal_rows(train: Sequence[Row], evaluation: Sequence[Row]) -> list[tuple[R
     """Return the evaluation rows that are also training rows, each with that row.
 
     Rows are equal if all of their columns are. Rows with an answer are also equal if prompt and answer are, or if only the order
-    of the options differs. Without an answer, an equal prompt proves nothing: games may begin alike and differ in other columns.
+    of the options differs. Rows without answers but with equal prompts may still differ: games may begin alike and differ in
+    other columns.
     """
     by_digest = {row["digest"]: row for row in train}
     pairs = {row["digest"]: (row, by_digest[row["digest"]]) for row in evaluation if row["digest"] in by_digest}
@@ -142,7 +144,7 @@ def _content(row: Row) -> tuple[str, ...]:
 def _answers_follow_from_prompts(train: Sequence[Row], evaluation: Sequence[Row]) -> bool:
     """Return whether rows with the same prompt have the same answer more often than chance.
 
-    Otherwise, the rows ask about something outside of the prompt, such as a document or a tool.
+    Otherwise, the answers depend on something outside of the prompt, such as a document or a tool.
     """
     answers = {_without_answer(row): _content(row)[-1] for row in train if row["answer"]}
     compared = [row for row in evaluation if row["answer"] and _without_answer(row) in answers]
@@ -170,7 +172,7 @@ def _normalized(text: str) -> str:
 def _resembling(train: Sequence[Row], evaluation: Sequence[Row]) -> list[tuple[Row, Row]]:
     """Return evaluation rows that nearly equal a training row, each with the training row.
 
-    They ask for the same answer, and contain the same numbers in the same order.
+    Both rows have the same answer, and contain the same numbers in the same order.
     """
     pairs = [*_near_duplicates(train, evaluation), *_same_numbers(train, evaluation)]
     return list({ours["digest"]: (ours, theirs) for ours, theirs in pairs}.values())
@@ -184,7 +186,7 @@ def _near_duplicates(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterato
             index[gram].add(number)
     for row in evaluation:
         grams_of_row = _ngrams(row["text"])
-        # Frequent ones are a template that most rows share.
+        # Frequent n-grams are a template that most rows share.
         rare = [gram for gram in grams_of_row if len(index[gram]) <= 0.1 * len(train)]
         counts: Counter[int] = Counter()
         for gram in rare:
@@ -226,7 +228,7 @@ def _ngrams(text: str) -> set[tuple[str, ...]]:
 
 
 def check_contradictions(rows: Sequence[Row]) -> Iterator[Finding]:
-    """Yield a finding about rows that ask the same and have different answers.
+    """Yield a finding about rows with the same question and different answers.
 
     Rows with the same prompt are compared, and rows with the same rare words: the same question in other words. Where most of
     these pairs have equal answers, the others contradict each other.
@@ -273,14 +275,14 @@ def _words(row: Row) -> set[str]:
 def check_seed_shift(rows: Sequence[Row], shifted_rows: Sequence[Row]) -> Iterator[Finding]:
     """Yield a finding if the rows of one seed are mostly those of the next seed, shifted by one.
 
-    The same rows in the same order, or in a random one, are no finding: the seed only orders them, or has no effect. They may
+    The same rows in the same or in a random order are not a finding: the seed only orders them, or has no effect. They may
     also be shifted and all equal, if the number of rows covers everything that the generator makes.
     """
     first, second = _keys(rows), _keys(shifted_rows)
     if not first or not second or first == second:
         return
     share = len(set(first) & set(second)) / len(set(first))
-    # `random.Random(seed + index)` gives these: row i + 1 of one seed is row i of the next.
+    # `random.Random(seed + index)`, as in reasoning-gym, shifts the rows: row i + 1 of one seed is row i of the next.
     num_equal = sum(map(operator.eq, first[1:], second))
     is_shifted = num_equal > 0.5 * min(len(first) - 1, len(second))
     if is_shifted and share > SHIFT_SHARE:
@@ -298,6 +300,7 @@ def _keys(rows: Sequence[Row]) -> list[str]:
     content.
     """
     keys = [f"{row['text']}\n{row['answer']}" for row in rows]
+    # Games often have equal prompts and no answers; their rows differ only in other columns.
     return keys if len(set(keys)) > 0.5 * len(keys) else [row["digest"] for row in rows]
 
 
@@ -323,8 +326,8 @@ def check_round_trip(rows: Sequence[Row], is_anything_paid: bool = True) -> Iter
     """Yield a finding about rows that JSON changes.
 
     Args:
-        is_anything_paid: Whether any rollout earned a reward. The audit sends rows as JSON to a worker: if nothing is paid there,
-            the grader may compare tuples with lists.
+        is_anything_paid: Whether any rollout earned a reward. The audit sends rows as JSON to a worker: if no rollout is paid
+            there, the grader may compare tuples with lists.
     """
     changed = [row for row in rows if row["changed"]]
     if changed:
@@ -410,9 +413,9 @@ def _value(word: str) -> float | None:
 
 
 def _is_revealed(answer: str, text: str) -> bool:
-    at = text.find(answer)
-    while at >= 0:
-        if REVEALING.search(text[max(0, at - 40) : at]):
+    position = text.find(answer)
+    while position >= 0:
+        if REVEALING.search(text[max(0, position - 40) : position]):
             return True
-        at = text.find(answer, at + 1)
+        position = text.find(answer, position + 1)
     return False

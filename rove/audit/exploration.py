@@ -55,6 +55,7 @@ def exploration(subject: Subject, base: Baseline, chosen: Collection[str] = tupl
     kinds = {kind: kinds[kind] for kind in usable if kinds.get(kind)}
 
     async def policy(messages: Messages, state: State, rng: random.Random) -> Any:
+        # `rng` differs between the turns of a rollout, and the kind must not.
         of_rollout = random.Random(bookkeeping(state).seed)
         [kind] = of_rollout.choices(list(kinds), [WEIGHTS[kind] for kind in kinds])
         reply = of_rollout.choice(kinds[kind])(messages, state, rng)
@@ -103,6 +104,7 @@ def _random_actions(base: Baseline, actions: Sequence[str]) -> Policy:
     """Return a policy of random actions; some rollouts repeat a short cycle of actions."""
 
     def policy(messages: Messages, state: State, rng: random.Random) -> Any:
+        # With the seed itself, the first draw would be the one that has chosen the kind of the rollout.
         of_rollout = random.Random(bookkeeping(state).seed + 1)
         turn = len(bookkeeping(state).trajectory)
         tools = bookkeeping(state).tools

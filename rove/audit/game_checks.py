@@ -34,7 +34,7 @@ SWEPT_ACTIONS, SWEPT_TURNS = 4, 5
 MAX_CALLS = 4
 """Maximum number of calls of tools that are tried as blind actions."""
 ROW_TURNS = 40
-"""Maximum moves of other rows that are played one after the other."""
+"""Maximum number of moves of other rows in one rollout."""
 PROMISING_SHARE = 0.1
 """A blind policy that exceeds this share of the range on a few examples is tried on all examples."""
 MAX_PROMISING = 4
@@ -112,12 +112,12 @@ def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
 
 
 def sweeps(base: Baseline) -> dict[str, Policy]:
-    """Return policies that visit every place of a map, whatever it shows: to a corner, then row by row.
+    """Return policies that visit every position of a map without looking at it: first a corner, then row by row.
 
-    The four most frequent moves of the good policies are the directions. Without usual names, which of them are opposite is
-    not known, and all orders are tried; else one per corner, since each visits all places.
+    The four most frequent moves of the good policies are the directions. If their names do not show which of them are opposite,
+    all orders are tried; otherwise one order per corner, since each visits all positions.
     """
-    if len(base.honest) == 0 or not base.is_multi_turn:
+    if not base.honest or not base.is_multi_turn:
         return {}
     best = highest(base.honest)
     counts: Counter[str] = Counter()
@@ -205,7 +205,7 @@ async def check_moves_of_other_rows(subject: Subject, base: Baseline) -> AsyncIt
         return
     moved = await subject.measure(name, policies[name])
     is_paid = base.share_of_task(moved.mean, expected) >= BLIND_SHARE
-    if is_paid and is_higher(moved, base.idle, base.full - base.nothing):
+    if is_paid and is_higher(moved, base.idle, base.task_range):
         yield moved.finding(
             "blind-game",
             f"the {moved.name} earn {moved.mean:.3f}, without looking at the row; on its own rows, it earns {best.mean:.3f}",
@@ -241,6 +241,7 @@ async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[F
     above = min(above, NEARLY_ALL * base.full) if base.full > 0 else above
     turns = statistics.fmean([len(record.steps) for record in base.floor.scored] or [1])
     tried = max(MIN_TRIED, min(TRIED_EXAMPLES, int(TRIED_TURNS / max(turns, 1))))
+    # A policy exactly at the limit counts, too; `measure_promising` requires more than its limit.
     measured = await measure_promising(subject, policies, above - 1e-9, tried, MAX_PROMISING)
     balanced = balanced_share(base)
     paid: list[Measured] = []
@@ -285,7 +286,7 @@ async def check_repeated_actions(subject: Subject, base: Baseline) -> AsyncItera
         for message in record.completion:
             if message["role"] == "assistant" and not message.get("tool_calls"):
                 replies[text_of(message)] += 1
-    del replies[""]
+    del replies[""]  # a Counter ignores a missing key here
     # A reply to a single row is an answer, not an action.
     chosen = [reply for reply, count in replies.most_common(MAX_REPEATED) if count > 1]
     tried: list[tuple[Measured, str, str]] = []
@@ -353,7 +354,7 @@ def leak_finding(measured: Measured, text: str, choose: Callable[[list[Any]], li
     """Return a finding if the messages of many rollouts contain their row's answer.
 
     Args:
-        text: Text of the finding; `{share}` stands for the share of such rollouts.
+        text: Text of the finding, in which `{share}` is replaced by the share of such rollouts.
         choose: Messages of a rollout → the messages that are searched; all by default.
     """
     leaking, num_by_chance = _leaking_records(measured, choose)
@@ -384,6 +385,7 @@ def _leaking_records(measured: Measured, choose: Callable[[list[Any]], list[Any]
         messages = choose(record.completion)
         if contains_answer(messages, record.answer):
             leaking.append(record)
+        # A neighbor with the same answer would count every leak as chance.
         if neighbor.answer != record.answer:
             num_by_chance += contains_answer(messages, neighbor.answer)
     return leaking, num_by_chance

@@ -40,7 +40,7 @@ OTHER_PROCESS = {"PYTHONHASHSEED": HASH_SEED, "TZ": "Pacific/Auckland", "LC_ALL"
 LONG_REPLY = "Therefore the first part follows from the second one, and the result follows from both. " * 20
 TOWER = "the answer as a tower of powers"
 IN_ANSWER = ", in the answer"
-"""Suffix of the name of a strange reply that stands in the form of an answer."""
+"""Suffix of the name of a strange reply in the form of an answer."""
 MAX_REPLY_CHARS = 300
 """Maximum characters of a strange reply in a finding."""
 MAX_REPEATED = 3

@@ -58,6 +58,7 @@ def record_contact(contacted: list[str], event: str, args: tuple[Any, ...]) -> N
 def install() -> None:
     """Write a line per event to the log, and redirect judges; rove calls this in the worker before it loads the environment."""
     prepare_imports()
+    # Opened once: `open` in the hook would be an audit event, and call the hook again.
     log = os.open(os.environ[LOG_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     temporary = os.path.realpath(tempfile.gettempdir())
 

@@ -1,8 +1,8 @@
 """Train a tiny model in the environment with RL, and check whether its reward rises although it does not do the task.
 
 The other checks try replies that people thought of. RL finds other replies that pay: a model with random weights learns to
-write many kinds of replies (SFT), and then RL raises its reward. Meanwhile, measures that do not influence the reward show
-whether the model does the task.
+write many kinds of replies (SFT), and then RL raises its reward. Measures that do not influence the reward show whether the model
+does the task.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class _Learner:
     def not_learned(self) -> str:
         """Return why the search proves nothing; "" if RL has raised the reward above the rewards of guesses and weak policies.
 
-        A model whose reward fell to 0, since its rollouts had no calls any more, counted as a clean check before.
+        Without this test, a model whose reward fell to 0 because it no longer called any tool would pass as a clean check.
         """
         references = [self.base.floor, self.base.idle]
         if len(self.base.honest) > 1:
@@ -451,6 +451,7 @@ def commits(reply: str, answer: str, answers: set[str], base: Baseline) -> float
 
 def _inside(reply: str, base: Baseline) -> str:
     """Return the part of a reply where its answer belongs; the whole reply if it does not have the form of an answer."""
+    # A NUL, which no form contains, marks the place of the answer; a form with all tags has several.
     opening, _, closing = base.form("\0").rpartition("\0")
     opening = opening.rpartition("\0")[2]
     if not opening.strip() or opening not in reply:
@@ -478,6 +479,7 @@ def measures(subject: Subject, base: Baseline) -> list[Measure]:
     for record in base.floor.scored:
         if record.scores:
             names.update(record.scores.metrics)
+    # The numbers of turns and calls, which rove itself adds, do not show whether the task is done.
     for name in sorted(names - {"num_turns"}):
         if not name.endswith("_calls"):
             candidates[f"metric {name}"] = lambda record, name=name: (

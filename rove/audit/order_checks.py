@@ -1,4 +1,4 @@
-"""The order of rewards: own answer ≥ good policy ≥ weak policy ≥ doing nothing; a right answer in another form is right."""
+"""The order of rewards: own answer ≥ good policy ≥ weak policy ≥ idle policy; a right answer in another form is right."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ REFUSED_SHARE = 0.5
 
 
 async def check_order(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield findings about doing nothing, and about scripted policies that the grader rejects."""
+    """Yield findings about idle policies that earn rewards, and about scripted policies that the grader rejects."""
     if base.honest:
         finding = _idle_above_best(base) or _idle_above_weak(base)
         if finding is not None:
             yield finding
     elif base.is_multi_turn and base.share_of_task(base.idle.mean) >= HIGH_SHARE:
+        # In tasks of one turn, the check "blind-reply" reports this.
         text = f"'{base.idle.name}' earns {base.idle.mean:.3f}; a full reward is {base.full:.3f}"
-        yield base.idle.finding("reward-order", text, Severity.HIGH, floor=base.nothing)
+        yield base.idle.finding("reward-order", text, Severity.HIGH, floor=base.zero)
     rejected = _rejected_policy(base)
     if rejected is not None:
         yield rejected
@@ -47,13 +48,13 @@ def _idle_above_best(base: Baseline) -> Finding | None:
 
 
 def _idle_above_weak(base: Baseline) -> Finding | None:
-    """Return a finding if doing nothing earns a reward, and no less than a policy that acts."""
+    """Return a finding if an idle policy earns a reward, and no less than a policy that acts."""
     weak = min(base.honest, key=lambda policy: policy.mean)
     if len(base.honest) < 2 or base.idle.mean < weak.mean:
         return None
     share = base.share_of_task(base.idle.mean)
     if share < PAID_SHARE:
-        # Punished mistakes put a weak policy below doing nothing, which is a usual design.
+        # Punished mistakes put a weak policy below an idle one, which is a usual design.
         return None
     text = (
         f"'{base.idle.name}' earns {base.idle.mean:.3f}, and '{weak.name}', which acts, {weak.mean:.3f}; the best "
@@ -69,13 +70,13 @@ def _rejected_policy(base: Baseline) -> Finding | None:
     if not base.honest or own_answer is None or not can_compare_variants(base):
         return None
     best = highest(base.honest)
-    if not is_higher(own_answer, best, base.full - base.nothing):
+    if not is_higher(own_answer, best, base.task_range):
         return None
     own_rewards = {record.example_key: reward_of(record) for record in own_answer.scored}
     rejected: list[RolloutRecord] = []
     for record in best.scored:
         own_reward = own_rewards.get(record.example_key, 0.0)
-        if reward_of(record) < REFUSED_SHARE * own_reward and _gives(record):
+        if reward_of(record) < REFUSED_SHARE * own_reward and _gives_answer(record):
             rejected.append(record)
     share = len(rejected) / len(best.scored)
     if share < PAID_SHARE:
@@ -89,12 +90,13 @@ def _rejected_policy(base: Baseline) -> Finding | None:
     )
 
 
-def _gives(record: RolloutRecord) -> bool:
+def _gives_answer(record: RolloutRecord) -> bool:
     """Return whether the last reply of a rollout contains the row's answer as a word, and no other number if it is a number."""
     if not record.completion or record.completion[-1]["role"] != "assistant" or not record.answer:
         return False
     text, answer = text_of(record.completion[-1]).casefold(), record.answer.casefold()
     if re.fullmatch(r"-?\d+(\.\d+)?", answer):
+        # A grader may rightly refuse a reply that lists several numbers, even if the right one is among them.
         return {number.rstrip(".") for number in re.findall(r"-?\d[\d.]*", text)} == {answer}
     return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
 
@@ -113,8 +115,10 @@ def _decimal(answer: str) -> str:
     match = FRACTION.fullmatch(answer.strip("$ "))
     if not match:
         return ""
+    # Two signs cancel each other: -\frac{-1}{2} is 1/2.
     value = Fraction(int(f"{match[1]}{match[2]}".replace("--", "")), int(match[3]))
     text = f"{float(value):g}"
+    # A rounded number, such as 0.333333 for 1/3, is another answer, which a grader may refuse.
     return text if Fraction(text) == value else ""
 
 
@@ -143,6 +147,7 @@ REWRITES: dict[str, tuple[Rewrite, str]] = {
     "without LaTeX": (_without_latex, "\\"),
     "without thousands separators": (_without_thousands, ","),
     "without zeros after the point": (_without_zeros, ".0"),
+    # No prompt asks for a period or white space at the end, so this text is one that prompts hardly contain.
     "without a period or white space at the end": (_without_margin, "\n\n\n"),
 }
 """Name → function, and a text whose presence in the prompt means that the prompt asks for the form of the row's answer."""
@@ -173,6 +178,7 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
     if worst is None:
         return
     share, changed, name = worst
+    # The lowest reward: the grader may accept the other form in some rows, and their replies would show no refusal.
     record = min(changed.scored, key=reward_of)
     prompt, completion = evidence(record)
     yield Finding(

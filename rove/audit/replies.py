@@ -52,6 +52,7 @@ NONSENSE = "qxzj"
 """A word that is no answer of any task."""
 ABSTENTION = re.compile(r"know|unknown|unanswerable|cannot|insufficient|unsure|none|n/a", re.IGNORECASE)
 """Answers with which "I do not know." may be right."""
+# The second text looks like the first one, but consists of Cyrillic letters and mathematical digits.
 LOOK_ALIKES = str.maketrans("aceopxyABCEHKMOPTX0123456789", "асеорхуАВСЕНКМОРТХ𝟎𝟏𝟐𝟑𝟒𝟓𝟔𝟕𝟖𝟗")
 
 
@@ -93,7 +94,7 @@ def label_forms(prompts: Sequence[str], answers: Sequence[Any]) -> dict[str, For
 
 
 def policy_forms(replies: Sequence[tuple[str, str]]) -> dict[str, Form]:
-    """Return the form in which a scripted policy gives the answers of its rows, if it always uses the same.
+    """Return the form in which a scripted policy gives the answers of its rows, if at least half of its replies have the same.
 
     Args:
         replies: Last replies of the policy, each with its row's answer.
@@ -102,6 +103,7 @@ def policy_forms(replies: Sequence[tuple[str, str]]) -> dict[str, Form]:
     if not parts:
         return {}
     (beginning, end), count = Counter((first, last) for first, _, last in parts).most_common(1)[0]
+    # A policy that mentions the answer in free words has no form that other answers could take.
     if count < 0.5 * len(replies):
         return {}
     return {"as the scripted policy": _between(beginning, end)}
@@ -260,7 +262,7 @@ def separators(prompts: Sequence[str]) -> list[str]:
 
 
 def shown_pairs(form: Form, separator: str) -> Policy:
-    """Return a policy that repeats the examples of its prompt, as a lookup table of cases that the grader is known to test."""
+    """Return a policy that repeats the examples of its prompt, which passes a grader that tests only these examples."""
 
     def policy(messages: Messages, state: State, rng: random.Random) -> str:
         pairs = PAIR.findall(last_message(messages))
@@ -271,7 +273,9 @@ def shown_pairs(form: Form, separator: str) -> Policy:
 
 def shown_example(prompt: str, form: Form) -> str:
     """Return the answer that a prompt shows in the form of an answer, as in "Example: \\boxed{B}"; "" if there is none."""
+    # A NUL, which no form contains, marks the place of the answer.
     opening, _, closing = form("\0").rpartition("\0")
+    # A form may begin with lines of reasoning, which the example of a prompt need not have.
     opening = opening.rpartition("\n")[2]
     if not opening.strip() or not closing.strip():
         return ""

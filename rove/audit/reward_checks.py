@@ -47,6 +47,7 @@ HIGH_SHARE, MEDIUM_SHARE = 0.5, 0.1
 PAID_SHARE = 0.25
 """A reply without any answer, or with a wrong one, is of medium severity if it earns this share of a right answer, however
 much the grader pays for guesses. Rewards for the format alone are usually smaller."""
+# The answers of a sound classification task reached a share of 0.43.
 BALANCED_SHARE = 0.45
 """It is of medium severity if a constant answer earns this share of what a right answer earns above equal frequencies."""
 ANY_REPLY = ("format with a dot", "nonsense in the format", "unsure", "very long")
@@ -104,6 +105,7 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
     tried: dict[str, Measured] = {}
     for name, policy in replies.items():
         tried[name] = await subject.measure(name, policy, TRIED_EXAMPLES)
+        # A mean of few examples may be far below the mean of all, so half of the limit is enough to measure them all.
         is_paid = name in empty and base.share_of_task(tried[name].mean) >= PAID_SHARE / 2
         if is_paid or tried[name].mean > base.floor.mean:
             measured.append(await subject.measure(name, policy))
@@ -124,7 +126,7 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
         worst = max(for_nothing, key=lambda reply: _share_for_nothing(base, reply))
         also = _also(for_nothing, worst)
         text = f"the reply '{worst.name}' gives no answer and earns {worst.mean:.3f}; right answers earn {base.full:.3f}{also}"
-        yield worst.finding("blind-reply", text, severity, floor=base.nothing)
+        yield worst.finding("blind-reply", text, severity, floor=base.zero)
     guess = None if is_judged else _rewarded_guess(subject, base)
     if guess is not None and severity < guess.severity:
         yield guess
@@ -145,16 +147,15 @@ def _paid_for_nothing(
 ) -> list[Measured]:
     """Return the replies without an answer that earn a considerable share of the reward for a right answer."""
     candidates = [reply for reply in measured if reply.name in empty]
-    if (
-        not subject.answers
-    ):  # a reply that looks like no answer may fit a task without one: only a reward for any reply counts
+    if not subject.answers:
+        # A reply that looks like no answer may fit a task without one: only a reward for any reply counts.
         by_name = {reply.name: reply for reply in candidates}
         any_reply = [by_name[name] for name in ANY_REPLY if name in by_name]
         candidates = [reply for reply in candidates if reply.name in ("empty", "white space")]
         if len(any_reply) == len(ANY_REPLY):
             candidates.append(min(any_reply, key=lambda reply: reply.mean))
     paid = [reply for reply in candidates if _share_for_nothing(base, reply) >= PAID_SHARE]
-    return [reply for reply in paid if is_above(reply, base.nothing, base.full - base.nothing)]
+    return [reply for reply in paid if is_above(reply, base.zero, base.task_range)]
 
 
 def _share_for_nothing(base: Baseline, reply: Measured) -> float:
@@ -216,7 +217,7 @@ def _shown_answer(subject: Subject, base: Baseline) -> Finding | None:
         remedy="show an example that is no answer of a row, or a placeholder",
         cause="the example of the prompt is written like an answer",
         rate=(share, share, share),
-        floor=base.nothing,
+        floor=base.zero,
         prompt=base.prompts[0],
         completion=base.form(example),
     )
@@ -258,7 +259,7 @@ def _rewarded_guess(subject: Subject, base: Baseline) -> Finding | None:
             f"the reply '{name}' earns {guess.mean:.3f} where it is not the row's answer, and right answers "
             f"{base.own_answer.mean:.3f}; ignore this if the answers of other rows are right as well",
             severity,
-            floor=base.nothing,
+            floor=base.zero,
         )
     return None
 
@@ -346,7 +347,7 @@ async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[
             continue
         # Compared with the same rows, since not every answer has a variant of this kind.
         expected = statistics.fmean(own_rewards.get(record.example_key, own_answer.mean) for record in changed.scored)
-        is_full = changed.mean > expected - 0.05 * min(base.range, base.full - base.nothing)
+        is_full = changed.mean > expected - 0.05 * min(base.range, base.task_range)
         if is_full and not _is_partial_credit(changed, kind, own_rewards, base):
             paid.append(changed)
     answers = {str(answer) for answer in subject.answers}
@@ -394,6 +395,7 @@ def _corrupted(kind: str, base: Baseline) -> Policy:
 
 def _with_kind(measured: Measured, kind: str) -> Measured:
     """Return the measurement with only the rollouts whose answer can have the error `kind`."""
+    # Which errors an answer can have does not depend on the random draws, only the texts do.
     records = [record for record in measured.records if kind in corruptions(str(record.answer), random.Random(0))]
     return Measured(measured.name, records)
 
@@ -432,6 +434,7 @@ def _padded(words: int, is_right: bool, answers: Sequence[object], base: Baselin
         filler = " ".join(rng.choices(FILLER, k=words))
         answer = str(state.get("answer"))
         reply = base.form(answer if is_right else wrong(answer, answers or ["a", "b"], rng))
+        # Words before the tags would break the form that the prompt demands, and a grader may refuse them for that.
         is_inside = words and base.form_name == ALL_TAGS and REASONING in reply
         return reply.replace(REASONING, filler) if is_inside else f"{filler}\n{reply}"
 
@@ -462,7 +465,8 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
             id="reward-statistics",
             text=f"rewards are between {least:.3f} and {most:.3f}; the weights add up to {positive:.3f}",
         )
-    has_reference = bool(base.honest) or base.right_answer is not None  # else no policy knows the task
+    # If no policy knows the task, low rewards are to be expected.
+    has_reference = bool(base.honest) or base.right_answer is not None
     if has_reference and positive and most < 0.9 * positive:
         yield Finding(
             id="reward-statistics",

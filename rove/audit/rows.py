@@ -44,13 +44,13 @@ def facts(env: str, env_dir: str | None, env_args: Arguments) -> JsonObject:
             rows = list(islice(loaded.examples(MAX_ROWS, train), MAX_ROWS))
         collected[name] = [_row(row) for row in rows]
     has_two_datasets = loaded.dataset is not None and loaded.eval_dataset is not None
-    # Environment groups and isolated environments have no dataset of their own here, so their rows decide.
+    # Environment groups and isolated environments have no dataset here, so their rows decide.
     collected["has_both"] = has_two_datasets or collected["train"] != collected["eval"]
     return collected
 
 
 def parsed(env: str, env_dir: str | None, env_args: Arguments, replies: list[str]) -> list[str] | None:
-    """Return the answers that the environment's parser reads from replies; None if it has no parser of its own."""
+    """Return the answers that the environment's parser reads from replies; None if the environment defines no parser."""
     loaded = load_environment(env, env_dir, **env_args)
     parser = getattr(loaded, "parser", None)
     if parser is None or type(parser) is Parser:  # the plain parser reads the whole reply

@@ -55,7 +55,7 @@ async def check_paid_calls(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     """Yield a finding if calls are paid whether or not they help."""
     best = calling_policy(base)
     moves = moves_by_row(best) if best is not None else _example_moves(base)
-    span = max(base.full - base.nothing, 1e-9)
+    span = max(base.task_range, 1e-9)
     # A tool that a good policy calls repeatedly with equal arguments may be meant to be repeated.
     tools = [tool for tool in tools_called(moves) if not _repeats(moves, tool)]
     paid: list[tuple[Measured, Measured]] = []
@@ -121,7 +121,7 @@ async def check_wrong_answers_after_calls(subject: Subject, base: Baseline) -> A
     endings: dict[str, Callable[[State], str]] = {"ok": lambda state: "ok", "a wrong answer": wrong_answer}
     for name, ending in endings.items():
         measured = await subject.measure(f"the calls of the {best.name}, then {name}", replayed(chosen, ending))
-        if base.share_of_task(measured.mean) >= HIGH_SHARE and is_higher(measured, base.idle, base.full - base.nothing):
+        if base.share_of_task(measured.mean) >= HIGH_SHARE and is_higher(measured, base.idle, base.task_range):
             yield measured.finding(
                 "paid-calls",
                 f"'{measured.name}' earns {measured.mean:.3f}; the {best.name} earns {best.mean:.3f} with its own answers",
@@ -169,6 +169,7 @@ def _changed_calls(moves: Moves) -> Moves:
 def _wrong_value(value: Any) -> Any:
     if isinstance(value, str):
         return f"{value}9"
+    # `isinstance` would also accept True, and True + 1 is no value of a flag.
     return value + 1 if type(value) in (int, float) else value
 
 
@@ -189,7 +190,10 @@ def last_of_prompt(prompt: str | Messages) -> str:
 
 def with_values(call: JsonObject, prompt: str) -> JsonObject:
     """Fill the arguments of a call with the names and numbers that a prompt is about, in their order."""
-    names = re.findall(r"\b(?=\w*\d)(?=\w*[A-Za-z])[\w-]+\b", prompt) or re.findall(r"\b[A-Z]\w+", prompt)[1:]
+    names = re.findall(r"\b(?=\w*\d)(?=\w*[A-Za-z])[\w-]+\b", prompt)
+    if not names:
+        # The first capitalized word usually begins the sentence, and is not a name.
+        names = re.findall(r"\b[A-Z]\w+", prompt)[1:]
     numbers = re.findall(r"\b\d+\b", prompt) or re.findall(r"\d+", prompt)
     words = iter(names or numbers)
     amounts = iter(numbers)

@@ -20,6 +20,7 @@ Moves = list[Message]
 def moves_by_row(measured: Measured) -> dict[int, Moves]:
     """Return the moves of a policy's rollouts by the position of their row."""
     by_row: dict[int, Moves] = {}
+    # A row may have several rollouts; a scripted policy that draws at random moves differently in each, so the first one counts.
     for record in measured.scored:
         by_row.setdefault(record.example_id, moves_of(record))
     return by_row
@@ -123,11 +124,12 @@ def without_calls(moves: Mapping[int, Moves], *tools: str, limit: int | None = N
         for move in moves.get(row, []):
             kept: list[JsonObject] = []
             for call in calls_of(move):
-                is_meant = not tools or call["function"]["name"] in tools
-                if is_meant and (limit is None or num_left_out < limit):
+                is_named = not tools or call["function"]["name"] in tools
+                if is_named and (limit is None or num_left_out < limit):
                     num_left_out += 1
                 else:
                     kept.append(call)
+            # A turn that had only such calls is left out, since a reply without calls may end the rollout.
             if kept or not calls_of(move):
                 chosen.append(move if len(kept) == len(calls_of(move)) else _move(text_of(move), kept))
         return chosen
@@ -140,7 +142,10 @@ def with_calls_reversed(moves: Mapping[int, Moves]) -> Callable[[int], Moves]:
 
     def choose(row: int) -> Moves:
         row_moves = moves.get(row, [])
-        calls = [call for move in row_moves for call in calls_of(move)]
+        calls: list[JsonObject] = []
+        for move in row_moves:
+            calls += calls_of(move)
+        # The replies stay at the end: a reply without calls would end the rollout before the calls after it.
         replies = [move for move in row_moves if not calls_of(move)]
         return [*(_move("", [call]) for call in reversed(calls)), *replies]
 
@@ -161,6 +166,7 @@ def with_argument(
         if row not in values:
             return moves.get(row, [])
         start = rows.index(row) + len(rows) // 2
+        # Rows often share a value; the unchanged value would leave the calls right.
         candidates = [values[rows[(start + step) % len(rows)]] for step in range(len(rows))]
         new_value = next((value for value in candidates if value != values[row]), values[row])
 

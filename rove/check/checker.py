@@ -310,7 +310,7 @@ def _missing(python: str | None, reading: Reading) -> list[str]:
     required = sorted(name for name, is_required in reading.imports.items() if is_required)
     if not required:
         return []
-    # In the interpreter of the package's virtual environment; the list is only a note, so a failure is no verdict.
+    # In the interpreter of the package's virtual environment; the list is only a note, so a failure is not a verdict.
     try:
         done = subprocess.run(
             [python or sys.executable, "-c", FIND_MODULES],

@@ -120,7 +120,7 @@ def _check_comparison(env: str | None, learn: bool, baseline: str | None, card: 
     if env is not None:
         raise ConfigError(f"--compare OLD NEW takes no other environment; remove '{env}'")
     if baseline is not None:
-        raise ConfigError(f"--compare reports what is new, whatever '{baseline}' accepts; remove --baseline")
+        raise ConfigError(f"--compare reports what is new, even if '{baseline}' accepts it; remove --baseline")
     if learn:
         raise ConfigError("--compare trains no model: write two reports with --learn -o FILE.json, and compare these")
     if card:
@@ -184,7 +184,7 @@ def _check_comparison(env: str | None, learn: bool, baseline: str | None, card: 
 @click.option(
     "--baseline",
     metavar="FILE",
-    help="Accept the findings that a TOML file lists with reasons: they are shown, and set no exit status.",
+    help="Accept the findings that a TOML file lists with reasons: they are shown, but do not set the exit status.",
 )
 @click.option(
     "--learn", is_flag=True, help="Train a tiny model with RL, and check whether its reward comes from doing the task."
@@ -202,7 +202,7 @@ def _check_comparison(env: str | None, learn: bool, baseline: str | None, card: 
     metavar="OLD NEW",
     help="Compare two versions of an environment: names, paths, or reports written by -o FILE.json.",
 )
-@click.option("--list", "list_", is_flag=True, help="List the checks, and audit nothing.")
+@click.option("--list", "list_", is_flag=True, help="List the checks without an audit.")
 @json_option
 @click.pass_context
 def command(

@@ -193,7 +193,7 @@ def _rl_command(words: Sequence[str], options: JsonMapping) -> str:
 @click.option(
     "--groups", type=in_range(PositiveInt), default=GROUPS, show_default=True, help="Number of groups to sample."
 )
-@click.option("--quick", is_flag=True, help="Check only settings, memory and disk; sample nothing.")
+@click.option("--quick", is_flag=True, help="Check only settings, memory and disk, without sampling.")
 @json_option
 @click.pass_context
 def command(
@@ -213,7 +213,7 @@ def command(
     """Check an endpoint (-m MODEL -b URL), a model folder (-m FOLDER), or the settings of `rove rl` before it runs.
 
     For a training run, give the arguments of `rove rl`: rove doctor rl.toml, or rove doctor ENV -m FOLDER --steps 200. A few
-    groups are sampled and one micro-batch is computed; nothing is changed. The exit status is 1 if a check fails.
+    groups are sampled and one micro-batch is computed; no weights are changed. The exit status is 1 if a check fails.
     """
     console = console_for(as_json)
     reporter = ConsoleReporter(console)

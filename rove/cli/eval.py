@@ -156,7 +156,7 @@ def _resume_words(folder: str) -> list[str]:
 )
 @click.option("--resume", metavar="RUN", help="Continue the run in this folder with its settings.")
 @overwrite_option
-@click.option("--dry-run", is_flag=True, help="Print all settings as TOML and run nothing.")
+@click.option("--dry-run", is_flag=True, help="Print all settings as TOML without running the evaluation.")
 @json_option
 @help_all_option(lambda: EvalConfig)
 @click.pass_context

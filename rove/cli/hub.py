@@ -125,9 +125,14 @@ def check_key(text: str) -> None:
     help="Days until the token expires; 0 = never.",
 )
 @click.option("--note", default="", help="Purpose of the token.")
-@click.option("--list", "listed", is_flag=True, help="List the tokens of OWNER, or of all owners, and create none.")
 @click.option(
-    "--revoke", type=in_range(NonNegativeInt), metavar="ID", help="Revoke the token with this number, and create none."
+    "--list", "listed", is_flag=True, help="List the tokens of OWNER, or of all owners, without creating one."
+)
+@click.option(
+    "--revoke",
+    type=in_range(NonNegativeInt),
+    metavar="ID",
+    help="Revoke the token with this number without creating one.",
 )
 @data_option
 @json_option
@@ -355,7 +360,7 @@ def key(as_json: bool) -> None:
     epilog=examples("rove hub yank me/my-task@1.0.0 --reason 'wrong answers'", "rove hub yank me/my-task@1.0.0 --undo"),
 )
 @click.argument("version", metavar="OWNER/NAME@VERSION")
-@click.option("--reason", help="Reason not to use the version; shown beside the version.")
+@click.option("--reason", help="Reason not to use the version, which users see next to it.")
 @click.option("--undo", is_flag=True, help="Undo a yank.")
 @hub_option
 def yank(version: str, reason: str | None, undo: bool, hub: str | None) -> None:

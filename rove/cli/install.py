@@ -134,6 +134,7 @@ class Installer:
             install_into_current(offer, wheel, self.allow_source)
         else:
             result = install(offer, wheel, self.allow_source)
+        # A lock file names versions on a hub; a local package has no address from which others could install it.
         if offer.files and offer.sha256 and offer.reference.owner != sources.LOCAL and self.lock.is_file():
             content: dict[tuple[str, str], Locked] = read_lock(self.lock)
             content[offer.reference.owner, offer.reference.name] = offer.locked
@@ -208,7 +209,7 @@ def install_command(
 
     Details are shown before you are asked to confirm; --yes skips the question. Hashes are verified against the hub's index,
     signatures against the key that the owner first used, and everything against rove.lock if it exists. Without a name,
-    everything in rove.lock is installed. No code of a package runs.
+    everything in rove.lock is installed. The code of the packages does not run.
     """
     console = console_for(as_json)
     lock = Path(LOCK)
@@ -222,6 +223,7 @@ def install_command(
     for result in done:
         name = f"{result.reference.owner}/{result.reference.name}"
         console.print(styled(("installed", "green"), f" {result.reference}"), soft_wrap=True)
+        # In this interpreter, the package is an ordinary module, which has no owner.
         run = f"rove eval {name if isinstance(result, Installed) else result.manifest.module} -m MODEL"
         hint(
             console,

@@ -107,7 +107,7 @@ class LazyGroup(click.Group):
         return add_common_options(getattr(importlib.import_module(f"rove.cli.{module}"), name or "command"))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Remove --compat and --yes, which may stand anywhere, and apply them."""
+        """Remove --compat and --yes, which may appear anywhere, and apply them."""
         assume_yes(YES_FLAG in args)
         environments.register_finder()
         if COMPAT_FLAG in args:

@@ -61,6 +61,7 @@ TOOL_CALL_EXAMPLE = FORMATS[0].write([Call("NAME", {"ARGUMENT": "VALUE"})]).repl
 
 def show_new(messages: Sequence[JsonMapping], num_printed: int, console: Console, role: str = "") -> int:
     """Print the environment's messages that follow the first `num_printed` messages; return the number of all messages."""
+    # A conversation that is not longer is a new one, such as the next query of a role.
     for message in messages[num_printed if len(messages) > num_printed else 0 :]:
         if message["role"] != "assistant":
             sender = f"{message['role']} to {role}" if role else message["role"]
@@ -85,6 +86,7 @@ class Person:
 
     def in_role(self, role: str) -> Client:
         """Return the same person in another role."""
+        # One client per role, because each remembers how many of its messages it has shown.
         return self._in_roles.setdefault(role, Person(self.console, role))
 
     async def respond(self, request: Request) -> Response:
@@ -134,7 +136,7 @@ class PrintingClient:
 def read_line(prompt: str) -> str:
     """Read a line from the terminal; the end of input stops the program like Ctrl-C.
 
-    This blocks the event loop on purpose: nothing else runs, and Ctrl-C could not end a thread that waits for input.
+    This blocks the event loop on purpose: no other task runs, and Ctrl-C could not end a thread that waits for input.
     """
     try:
         return input(inert(prompt)).strip()

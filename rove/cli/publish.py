@@ -33,7 +33,7 @@ from rove.utils.units import counted
     help="Folder in which to create NAME-VERSION/.  [default: FOLDER/dist]",
 )
 @click.option(
-    "--no-play", is_flag=True, help="Run no code of the package; its manifest then has no scores, metrics, or tools."
+    "--no-play", is_flag=True, help="Do not run the package's code; its manifest then has no scores, metrics, or tools."
 )
 @click.option(
     "--python",

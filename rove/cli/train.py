@@ -45,6 +45,7 @@ def print_plan(path: Path, recipe: Recipe, pipeline: Pipeline, is_given: bool, a
     from rove.stages.plan import plan_table, read_estimate
     from rove.stages.preparation import estimate_recipe
 
+    # The estimate in the folder is for the recipe that rove has chosen, and not for a given file.
     estimate = (None if is_given else read_estimate(recipe.folder)) or estimate_recipe(recipe, pipeline.reporter)
     console.print(path.read_text("utf-8"), markup=False, soft_wrap=True)
     console.print(plan_table(recipe, estimate))
@@ -116,7 +117,9 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
 @click.option("--seed", type=in_range(NonNegativeInt), default=0, show_default=True, help="Random seed.")
 @click.option("--run-dir", type=click.Path(), help="Folder for all stages.  [default: runs/train-ENV-seedN]")
 @click.option("--dry-run", is_flag=True, help="Only write and print the recipe, with an estimate of time and memory.")
-@click.option("--smoke", is_flag=True, help="Use tiny sizes to check that everything runs; the model learns nothing.")
+@click.option(
+    "--smoke", is_flag=True, help="Use tiny sizes to check that all stages run; the model does not learn the task."
+)
 @json_option
 def train_command(
     env: str,
@@ -161,6 +164,7 @@ def train_command(
     if dry_run:
         print_plan(path, recipe, pipeline, bool(file), as_json, console)
         return
+    # Of several processes, only the first runs the loop and prints (docs/decisions/ranks.md).
     if not ranks.is_first:
         pipeline.follow()
         return
@@ -213,7 +217,9 @@ def train_command(
     help="Only evaluate MODEL in every possible game; repeatable.",
 )
 @click.option("--lora", is_flag=True, help="Train LoRA adapters instead of the full model, to save memory.")
-@click.option("--smoke", is_flag=True, help="Use tiny sizes to check that everything runs; the model learns nothing.")
+@click.option(
+    "--smoke", is_flag=True, help="Use tiny sizes to check that all stages run; the model does not learn the task."
+)
 @json_option
 def demo_command(
     env: str,

@@ -77,9 +77,9 @@ class EndpointClient(ABC):
         api_key: API key. Default: the environment variable of the subclass. Only the official API requires a key.
         max_concurrent: maximum number of concurrent requests; None adapts the number while running (see `Limiter`). A request
             that waits for its next try does not count.
-        timeout: maximum seconds per try, from sending to the last byte of the reply.
+        timeout: maximum seconds per attempt, from sending to the last byte of the reply.
         connect_timeout: maximum seconds to connect.
-        max_retries: maximum number of tries after the first try.
+        max_retries: maximum number of attempts after the first one.
         headers: headers that are sent with every request; they override the client's own headers.
         backoff: upper bound of the first pause in seconds; it doubles with every further pause, up to 8 s.
 
@@ -192,9 +192,9 @@ class EndpointClient(ABC):
 
         Raises:
             OverlongPromptError: the prompt exceeds the model's context.
-            InvalidModelResponseError: the reply to the last try was empty or malformed.
+            InvalidModelResponseError: the reply to the last attempt was empty or malformed.
             ModelError: the endpoint rejected the request (any other 4xx).
-            InfraError: the last try failed with no reply or with HTTP 408, 409, 429 or 5xx; its `status` is the HTTP status.
+            InfraError: the last attempt failed with no reply or with HTTP 408, 409, 429 or 5xx; its `status` is the HTTP status.
         """
         attempts: list[str] = []
         try:
@@ -241,8 +241,8 @@ class EndpointClient(ABC):
     async def open_stream(
         self, path: str, content: Mapping[str, object] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open a streaming reply: one try, outside of the limiter. `path` is relative to the base URL; without `content`, the
-        request is a GET.
+        """Open a streaming reply with a single attempt, outside of the limiter. `path` is relative to the base URL; without
+        `content`, the request is a GET.
 
         Raises:
             ModelError, InfraError: as for `respond`.
@@ -376,7 +376,7 @@ class _Connection(NamedTuple):
 
 
 class _TemporaryError(Exception):
-    """A try failed, but another try may succeed; `retry_after` is the pause in seconds that the server requested."""
+    """An attempt failed, but another one may succeed; `retry_after` is the pause in seconds that the server requested."""
 
     def __init__(self, message: str, retry_after: float = 0.0, status: int | None = None):
         super().__init__(message)

@@ -113,7 +113,7 @@ class Endpoint(NamedTuple):
         Args:
             max_concurrent: maximum number of concurrent requests per address; if the address has a lower limit, that limit
                 applies.
-            timeout: maximum seconds per try.
+            timeout: maximum seconds per attempt.
         """
         # Divided and rounded up: a request that fails at one replica goes to the next one.
         retries = -(-max_retries // len(self.addresses))

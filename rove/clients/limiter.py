@@ -62,11 +62,12 @@ class Limiter:
     by one in the next round, two in the round after it, and so on; a round is as many responses as the limit at its start. It
     grows only while requests are waiting. Three events cut the limit:
 
-    - Refusal: to 0.9 of the concurrent requests. Refusals of requests that were sent before the cut do not cut again. If a
+    - Refusal: the new limit is 0.9 of the concurrent requests. Refusals of requests sent before the cut do not cut again. If a
       whole round is refused, no request is admitted until the longest requested pause is over.
     - Timeout: the same, but without a pause. Errors and dropped connections do not count: they are unrelated to the load.
-    - Slow round: to 0.7, if a round took twice as long as the fastest round, with hardly more throughput than half as many
-      requests. If latency then drops, requests had been queueing, and the cut stays; otherwise, the old limit is restored.
+    - Slow round: the limit is multiplied by 0.7 if a round took twice as long as the fastest round, with hardly more throughput
+      than half as many requests. If latency then drops, requests had been queueing, and the cut stays; otherwise, the old limit
+      is restored.
 
     Args:
         limit: maximum number of concurrent requests; for an adaptive limiter, the initial limit.

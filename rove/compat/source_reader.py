@@ -80,8 +80,6 @@ class _File(ast.NodeVisitor):
     def note(self, kind: str, name: str) -> None:
         self.reading.features.add(f"{kind}:{name}")
 
-    # imports and names
-
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             self._imported(alias.name)
@@ -164,8 +162,6 @@ class _File(ast.NodeVisitor):
                 return
         self.note("chain", f"{_tail(node.value)}.{node.attr}")
         self.generic_visit(node)
-
-    # classes and functions
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         methods = [child for child in node.body if isinstance(child, FUNCTIONS)]
@@ -256,8 +252,6 @@ class _File(ast.NodeVisitor):
             return next((scope[node.id] for scope in reversed(self.values) if node.id in scope), None)
         return _text(node)
 
-    # calls and their arguments
-
     def visit_Call(self, node: ast.Call) -> None:
         keywords = {keyword.arg or "**": keyword.value for keyword in node.keywords}
         for keyword, value in keywords.items():
@@ -332,8 +326,6 @@ class _File(ast.NodeVisitor):
         if "task" in keys and keys & {"question", "prompt"}:
             self.note("column", "task")
         self.generic_visit(node)
-
-    # environment variables and datasets
 
     def _keys(self, node: ast.Call, name: str, keywords: Mapping[str, ast.AST]) -> None:
         """Record the environment variables and datasets that a call reads."""

@@ -41,7 +41,7 @@ def load(
         flags: Names of flags that are not settings, for suggestions after a misspelled name.
     """
     values: Table = {}
-    alone: Table = {}
+    positional: Table = {}
     words = list(extra)
     while words:
         word = words.pop(0)
@@ -54,11 +54,11 @@ def load(
             if value is True:
                 _check_alone(kind, key, words)
             merge(values, nested(key, value))
-        elif bare and bare not in alone:
-            alone[bare] = word
+        elif bare and bare not in positional:
+            positional[bare] = word
         else:
             raise ConfigError(f"unexpected argument '{word}'; pass settings as --key value or @ file.toml")
-    merge(values, alone)  # last: an environment named in the command line replaces that of a settings file
+    merge(values, positional)  # last: an environment named in the command line replaces that of a settings file
     for key, value in named.items():
         if value is not None:
             merge(values, nested(key, value))

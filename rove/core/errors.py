@@ -243,7 +243,11 @@ def as_json(value: object) -> str:
     """Return a value as JSON for an error message; as `str` if JSON cannot represent it."""
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
-    except (TypeError, ValueError, RecursionError):  # a key that is no text, a list that contains itself, deep nesting
+    except (
+        TypeError,
+        ValueError,
+        RecursionError,
+    ):  # a key that is not a text, a list that contains itself, deep nesting
         return str(value)
 
 
@@ -290,7 +294,7 @@ class _PhaseNote(str):
 
 def mark_phase(error: BaseException, name: str) -> None:
     """Add a note to an exception that it was raised in the phase `name` of a rollout."""
-    # A note, not an attribute of its own, because tracebacks show notes.
+    # A note, not a separate attribute, because tracebacks show notes.
     note = _PhaseNote(f"raised in the phase '{name}' of a rollout")
     note.phase = name
     error.add_note(note)

@@ -157,7 +157,7 @@ def _secret_settings(value: object, is_secret: bool) -> Iterator[str]:
 
 def _mask_values(value: object, secrets: Secrets, field: str, by_field: bool) -> object:
     if is_mapping(value):
-        # Everything below a secret field is secret, whatever its own name.
+        # Everything below a secret field is secret, even under a harmless name.
         secret_field = field if SECRET_FIELD.search(field) else None
         masked: dict[str, object] = {}
         for key, item in value.items():

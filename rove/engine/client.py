@@ -20,7 +20,7 @@ PROMPT_END_TOKENS = 8
 
 
 class ClientEngine(InferenceEngine, Protocol):
-    """An engine with the additional methods that `EngineClient` needs besides `InferenceEngine`."""
+    """An engine with the methods that `EngineClient` needs in addition to those of `InferenceEngine`."""
 
     max_batch: int
     """Suggested maximum number of concurrent requests."""

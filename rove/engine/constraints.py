@@ -40,8 +40,8 @@ MAX_GRAMMAR_CHARACTERS = 200_000
 """Maximum size of a grammar. The cost of smaller grammars is measured by compiling them in a worker process; see
 `grammar_check`."""
 MAX_MASK_SECONDS = 2.0
-"""Maximum CPU time for computing the allowed tokens of one position. The event loop is blocked meanwhile, so a slower grammar
-fails."""
+"""Maximum CPU time for computing the allowed tokens of one position. The computation blocks the event loop, so a slower
+grammar fails."""
 
 
 class Constraint:

@@ -70,16 +70,19 @@ class ConvWindow(NamedTuple):
     @staticmethod
     def from_step(step: Step, length: int, device: torch.device) -> list[ConvWindow]:
         """Return one window per pool; tokens are counted in the order of the step, with decoded sequences first."""
-        pool_tokens: dict[Pool, list[tuple[int, int, int]]] = {}
-        token = 0
-        for seq, start, size in [*(Chunk(seq, len(seq.tokens) - 1, 1) for seq in step.decode), *step.chunks]:
+        # Pool → (index in the step, row in the pool, position in the sequence) of each token.
+        tokens_by_pool: dict[Pool, list[tuple[int, int, int]]] = {}
+        decoded = [Chunk(seq, len(seq.tokens) - 1, 1) for seq in step.decode]
+        first_token = 0
+        for seq, start, size in [*decoded, *step.chunks]:
             assert seq.slot is not None
             row = seq.slot.index
-            pool_tokens.setdefault(seq.slot.pool, []).extend((token + i, row, start + i) for i in range(size))
-            token += size
+            pool_tokens = tokens_by_pool.setdefault(seq.slot.pool, [])
+            pool_tokens += [(first_token + i, row, start + i) for i in range(size)]
+            first_token += size
         windows = []
-        for pool, columns in pool_tokens.items():
-            tokens, rows, last_positions = torch.tensor(columns, device=device).T
+        for pool, pool_tokens in tokens_by_pool.items():
+            tokens, rows, last_positions = torch.tensor(pool_tokens, device=device).T
             positions = last_positions[:, None] + torch.arange(1 - length, 1, device=device)
             outside = (positions < 0)[..., None]
             windows.append(ConvWindow(pool, tokens, rows[:, None], positions.clamp(min=0), outside))

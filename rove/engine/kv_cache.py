@@ -307,7 +307,7 @@ def _zeros(shape: tuple[int, ...], cache: CacheShape) -> torch.Tensor:
     """
     if cache.device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=cache.dtype, device=cache.device)
-    # A mapping of its own: `calloc` would reuse freed heap memory and fill all of the reserved memory with zeros.
+    # A separate mapping: `calloc` would reuse freed heap memory and fill all of the reserved memory with zeros.
     size = math.prod(shape) * cache.dtype.itemsize
     if sys.platform == "linux":
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)

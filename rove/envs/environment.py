@@ -143,7 +143,7 @@ class Environment(ABC):
     evaluation: ClassVar[EvaluationFunctions]
     """Set by `rove.rollouts.evaluate`, which `import rove` imports."""
     sends_prompt = True
-    """Whether the model reads the prompt of an example; the agent of an `AgentEnv` sends messages of its own."""
+    """Whether the model reads the prompt of an example; the agent of an `AgentEnv` sends its own messages."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ _PACKAGE_DIR = Path(__file__).resolve().parents[1]
 CHECKED_TYPES = {int, float, bool, str, NoneType}
 """Annotations of environment arguments whose values are checked."""
 DIGEST = "__rove_digest__"
-"""Attribute of an environment's module: digest of its files at its import, so that an edited one is not used as it was before."""
+"""Attribute of an environment's module: digest of its files at its import, so that an edited environment is imported again."""
 
 
 class ExternalEnvironment(NamedTuple):

@@ -39,7 +39,7 @@ RENAMED_ARGUMENTS = {
     "code_execution_timeout": "timeout_per_command_seconds",
     "max_output_length": "limits=SandboxLimits(output_chars=…)",
     "max_iterations": "max_turns",
-    "root_tools": "tools, which the model calls beside Python",
+    "root_tools": "tools, which the model calls in addition to Python",
 }
 """Argument names of other implementations → the names in `RLMEnv`."""
 
@@ -455,7 +455,7 @@ class RLMEnv(PythonEnv):
             messages = with_preview(messages, context, self.preview_chars)
             if self.system_prompt:
                 messages = [SystemMessage(self.system_prompt), *messages]
-        # A conversation of its own, so that stop conditions, `max_turns` and seeds work as usual
+        # A separate conversation, so that stop conditions, `max_turns` and seeds work as usual
         # (docs/decisions/recursion.md).
         # Calls that are not trained on get the seed of their role and number instead.
         seed = derive_seed(internals.seed, ROLE, len(parent.branches)) if self.train_sub_calls else internals.seed

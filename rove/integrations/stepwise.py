@@ -57,7 +57,7 @@ class StepwiseRollout(Generic[RequestT, ReplyT]):
                 request, self._reply = waiting.result()
                 return request
         finally:
-            waiting.cancel()
+            waiting.cancel()  # a queue's waiter that is left over would take the next request
         [self.record] = self._task.result()
         if self.record.error is not None:
             raise RolloutError(self.record)
@@ -74,6 +74,7 @@ class StepwiseRollout(Generic[RequestT, ReplyT]):
         Raises:
             RolloutError: The rollout failed.
         """
+        # An environment may catch the error and send another request.
         while self.record is None:
             if self._reply is not None and not self._reply.done():
                 self._reply.set_exception(error)

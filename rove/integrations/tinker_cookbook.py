@@ -78,6 +78,7 @@ class RoveSource:
         Raises:
             ConfigError: The cookbook cannot run the environment, or the tokenizer has no chat template.
         """
+        # As a text, because the arguments of a cached function must be hashable.
         return _load(self.env, json.dumps(self.env_args, sort_keys=True), self.model)
 
 
@@ -99,7 +100,7 @@ class RoveEnv(Env):
 
     Observations are the exact tokens that rove shows the model; each extends the tokens of the turns before it, unless the
     environment changes earlier messages. The last step has the reward of the rollout and those of its turns. A failed rollout
-    raises `RolloutError`, so that the cookbook's strategy retries it or leaves it out; it never has a reward of 0.
+    raises `RolloutError`, so that the cookbook's strategy retries it or leaves it out instead of giving it a reward of 0.
 
     Args:
         source: Environment and tokenizer.
@@ -142,7 +143,7 @@ class RoveEnv(Env):
 
     async def step(self, action: list[int], *, extra: ActionExtra | None = None) -> StepResult:
         """Take the tokens of a turn, and return the next prompt, or the rewards."""
-        # The cookbook keeps the log-probabilities to itself; a record must not have NaN.
+        # The cookbook does not pass its log-probabilities on, and a record must not have NaN.
         finish_reason = (extra or {}).get("stop_reason", "stop")
         self._rollout.reply(Generation(list(action), [0.0] * len(action), finish_reason, 0))
         prompt_ids = await self._rollout.next_request()
@@ -197,10 +198,10 @@ class _SteppedEngine:
         raise ConfigError("an environment of tinker-cookbook does not score tokens")
 
     def update_weights(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
-        """Do nothing: the cookbook has the model."""
+        """Ignore the weights: the cookbook has the model."""
 
     def release(self) -> None:
-        """Do nothing: there are no caches."""
+        """Release no caches, because there are none."""
 
 
 @dataclass
@@ -214,6 +215,7 @@ class RoveGroupBuilder(EnvGroupBuilder):
 
     async def make_envs(self) -> Sequence[RoveEnv]:
         """Return the environments of the group; further calls, for retries, return further members with other seeds."""
+        # A retry with the same index would repeat the seed, and probably the failure.
         first = len(self._envs)
         envs = [RoveEnv(self.source, self.row, index) for index in range(first, first + self.group_size)]
         self._envs += envs

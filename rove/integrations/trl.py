@@ -47,7 +47,7 @@ class Rollouts:
     """Rollouts of a rove environment for TRL's `GRPOTrainer`.
 
     TRL's own generation samples the tokens: transformers, or vLLM (colocated, or a server for one training process). The
-    prompt of every turn extends the tokens of the turns before it; nothing is tokenized again. The mask (`env_mask`) is 1 on
+    prompt of every turn extends the tokens of the turns before it; no text is tokenized again. The mask (`env_mask`) is 1 on
     sampled tokens. Log-probabilities are those of TRL, which has them with vLLM only.
 
     Example:
@@ -138,7 +138,7 @@ class Rollouts:
         positions = [self._position(prompt) for prompt in prompts]
         engine = _TrainerEngine(trainer, len(prompts))
         renderer = self.renderer or Renderer(trainer.processing_class, trainer.eos_token_ids)
-        # TRL repeats the prompt of each member of a group.
+        # TRL repeats a prompt for each member of its group; the members are run together, so that their seeds differ.
         counts = Counter(positions)
         groups = self._run(EngineClient(engine, renderer), counts)
         self.records = [groups[position].pop(0) for position in positions]
@@ -288,8 +288,8 @@ class _TrainerEngine:
         adapter: str | None = None,
     ) -> Generation:
         """Sample a continuation of `prompt_ids` with TRL's sampling parameters."""
-        room = self.context - len(prompt_ids)
-        limit = min(room, sampling.max_tokens or self.trainer.max_completion_length)
+        remaining_context = self.context - len(prompt_ids)
+        limit = min(remaining_context, sampling.max_tokens or self.trainer.max_completion_length)
         generation: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._requests.append((list(prompt_ids), limit, generation))
         if self._batches is None or self._batches.done():
@@ -298,6 +298,7 @@ class _TrainerEngine:
 
     async def _run_batches(self) -> None:
         while self._requests:
+            # One batch of all rollouts takes about as long as a batch of one, so it waits until no further request arrives.
             count = 0
             while count != len(self._requests):
                 count = len(self._requests)
@@ -309,8 +310,9 @@ class _TrainerEngine:
                     [prompt_ids for prompt_ids, _, _ in requests], [limit for _, limit, _ in requests]
                 )
             except Exception as error:
+                # Raised here, the error would end this task, and the rollouts would wait for ever.
                 for _, _, future in requests:
-                    if not future.done():
+                    if not future.done():  # a rollout at its time limit has canceled its request
                         future.set_exception(error)
                 continue
             for (_, _, future), generation in zip(requests, generations, strict=True):
@@ -345,10 +347,10 @@ class _TrainerEngine:
         raise ConfigError("TRL's generation does not score tokens")
 
     def update_weights(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
-        """Do nothing: TRL updates its own weights."""
+        """Ignore the weights: TRL updates its own."""
 
     def release(self) -> None:
-        """Do nothing: TRL owns the caches."""
+        """Keep the caches, which belong to TRL."""
 
 
 def rubric_from_trl(
@@ -412,4 +414,4 @@ def _as_reward_func(function: Callable[..., Any], name: str, is_only: bool) -> C
 
 
 def _ignore(*_: object) -> None:
-    """Take what a reward function logs."""
+    """Ignore what a reward function logs."""

@@ -130,6 +130,7 @@ class _ToolEnvironment:
 
     def get_reward(self) -> float | None:
         """Return the reward of the rollout; None if it failed."""
+        # The rubric scores complete rollouts, but TRL keeps the model's last texts to itself.
         if self._episode is not None and not self._last["done"]:
             self._last = run_in_background(self._finish(self._episode))
         return self._last.get("reward")
@@ -167,5 +168,5 @@ def _as_method(function: JsonMapping) -> Callable[..., str]:
     method.__qualname__ = name
     method.__doc__ = "\n".join(lines)
     method.__annotations__ = annotations
-    setattr(method, "__signature__", inspect.Signature(parameters, return_annotation=str))  # noqa: B010
+    setattr(method, "__signature__", inspect.Signature(parameters, return_annotation=str))  # noqa: B010  untyped attribute
     return method

@@ -133,6 +133,7 @@ class RoveTaskset(vf.Taskset[RoveTask, RoveTasksetConfig]):
         name = self.config.environment or self.environment
         if not name:
             raise ConfigError("this taskset has no environment: set --env.taskset.environment NAME")
+        # As a text, because the arguments of a cached function must be hashable.
         return _loaded(name, json.dumps(self.config.args, sort_keys=True))
 
     @property
@@ -403,7 +404,7 @@ def _error_type(error: ErrorInfo) -> type[Exception]:
 
 
 def _facts(record: RolloutRecord) -> JsonObject:
-    """Return what `info["rove"]` of the trace says about the rollout."""
+    """Return the facts about the rollout for `info["rove"]` of the trace."""
     scores = record.scores
     assert scores is not None
     facts: JsonObject = {

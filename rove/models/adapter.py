@@ -113,7 +113,7 @@ def describe_coverage(model: Any, targets: Sequence[str]) -> str:
     total = sum(parameter.numel() for parameter in model.parameters())
     adapted = sum(layer.weight.numel() for layer in layers if hasattr(layer, "weight"))
     text = f"the adapter covers {len(layers)} layers with {adapted / total:.1%} of the model's parameters"
-    # In most models, the experts are parameters of their own, not linear layers.
+    # In most models, the experts are separate parameters, not linear layers.
     experts = 0
     for path, module in model.named_modules():
         is_expert = "expert" in f"{path} {type(module).__name__}".lower()
@@ -226,7 +226,7 @@ def merge_adapter(model: nn.Module, folder: str | Path) -> nn.Module:
             f"the adapter in {folder} cannot be put into its base model: {reason}; expected {ADAPTER_CONFIG} and "
             f"{ADAPTER_TENSORS} as PEFT writes them for that model"
         ) from error
-    # PEFT leaves out tensors that do not fit, with a warning only: the merged model would be another one. Beside an adapter of
+    # PEFT leaves out tensors that do not fit, with a warning only: the merged model would be another one. Next to an adapter of
     # the embeddings or the head, it writes a copy of their own weights.
     unmatched = sorted(name for name in file_names ^ model_names if not name.endswith(".base_layer.weight"))
     if unmatched:

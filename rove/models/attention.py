@@ -75,7 +75,7 @@ class Packing:
 
     def _similar_sequences(self) -> Iterator[list[int]]:
         num_queries = np.array([len(path) for path in self.paths]) - self.shared_lengths
-        # Sequences without a shared prefix form groups of their own: they need no mask.
+        # Sequences without a shared prefix form separate groups: they need no mask.
         has_prefix = self.shared_lengths > 0
         group: list[int] = []
         for i in sorted(np.flatnonzero(num_queries).tolist(), key=lambda i: (has_prefix[i], -num_queries[i])):

@@ -174,7 +174,7 @@ class LayerWeights:
         weight = norm.weight
         arguments = (*pointers(x, weight), norm.variance_epsilon, *pointers(grad, total))
 
-        # Each thread has sums of its own, added in order: sums in one place would depend on the order of the threads.
+        # Each thread has its own sums, added in order: sums in one place would depend on the order of the threads.
         def backward_rows(first: int, last: int) -> torch.Tensor | None:
             sums = torch.zeros_like(weight) if weight.requires_grad else None
             self.kernels.norm_backward(*arguments, *pointers(sums), x.shape[1], first, last)

@@ -63,7 +63,7 @@ def checkpoint_activations(layers: Sequence[nn.Module]) -> Iterator[None]:
     transformers' own switch is not used: it works only in training mode, disables the cache of a model that also samples, and
     is copied along with the model.
     """
-    # A layer may have a `forward` of its own already, such as that of `bf16_layers`.
+    # A layer may already have its own `forward`, such as that of `bf16_layers`.
     forwards = [vars(layer).get("forward") for layer in layers]
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)

@@ -91,6 +91,7 @@ def add_older_settings(config: Any, folder: Path, loaded: JsonObject) -> None:
         positions = _positions(type(config).from_pretrained(folder))
     except Exception:  # a family may mean something else by an older name; transformers raises errors of all kinds
         positions = None
+    # The older names must not change what transformers 5 computes; if they do, the file stays without them.
     if positions != _positions(config):
         file.write_bytes(written)
 

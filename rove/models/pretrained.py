@@ -198,7 +198,7 @@ def check_model_type(name: str | Path, config: Path) -> None:
         )
     if not _is_causal(model_type, values):
         raise ConfigError(
-            f"the model '{name}' has the type {model_type} and is no causal language model, which rove needs to sample text "
+            f"the model '{name}' has the type {model_type} and is not a causal language model, which rove needs to sample text "
             "token by token; use a decoder such as a Qwen 3, Llama or Gemma 3 model"
         )
 

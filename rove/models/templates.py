@@ -195,7 +195,7 @@ def read_args(folder: Path) -> JsonObject:
 def adapter_template(folder: Path) -> str | None:
     """Return the file of the template with which an adapter was trained; None means the template of its base model.
 
-    Other programs also save a template beside adapters, but without rove's file of variables. For such adapters, rove has
+    Other programs also save a template next to adapters, but without rove's file of variables. For such adapters, rove has
     always used the base model's template.
     """
     file = folder / TEMPLATE_FILE

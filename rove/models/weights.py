@@ -77,7 +77,7 @@ def read_weights(folder: str | Path, model: Any) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Return a context without transformers' own report of weights that do not match."""
+    """Return a context manager that suppresses transformers' report of mismatched weights."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

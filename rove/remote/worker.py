@@ -224,7 +224,7 @@ class _RpcServer:
             error=None,
         )
         rollout = self.rollouts[number] = WorkerRollout(number, state, [state])
-        # The environment is shared by all rollouts, so one with the parent's opponent gets a copy of its own.
+        # The environment is shared by all rollouts, so one with the parent's opponent gets its own copy.
         env = self.env
         if has_opponent and isinstance(env, TwoPlayer):
             env = env_with_opponent(env, self.opponent)

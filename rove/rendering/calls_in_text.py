@@ -5,7 +5,7 @@ environment runs nothing, and the model would get no reward because of a fault o
 every format, and it must not take an ordinary answer for a call. A text holds a call only if all of these conditions are true:
 
 - The call names one of the environment's own tools. A text about tools, or about other functions, holds no call.
-- The name and the arguments stand in the form of a published format: after its marker, in its tags, or alone. JSON and Python
+- The name and the arguments are in a published format: after its marker, in its tags, or alone. JSON and Python
   without a marker count only if they are the whole reply (because servers remove markers that are special tokens) or the end of
   the reply: a code block, or JSON that begins a line.
 - The arguments are complete: a JSON object, named Python arguments, or tags that are closed.
@@ -205,11 +205,11 @@ def _json_names(value: object, is_marked: bool) -> list[str]:
 _NAME_KEYS = ("name", "tool_name", "function_name", "function", "tool", "action")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "tool_input", "action_input", "kwargs")
 _METADATA = frozenset({"id", "type", "index", "call_id", "tool_call_id"})
-"""Keys of a call besides the keys for its name and arguments."""
+"""Keys that a call may have in addition to its name and arguments."""
 
 
 def _called_name(call: JsonMapping, is_marked: bool) -> str:
-    """Return the name of the function that an object calls; "" if the object is no call.
+    """Return the name of the function that an object calls; "" if the object is not a call.
 
     The description of a tool is not a call, although it has a name and `parameters`. Without a marker, an object with any
     additional key is data, such as the answer to a question.

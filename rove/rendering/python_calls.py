@@ -1,7 +1,7 @@
 """Parse and write tool calls in Python's syntax: `[f(a=1), g(b='x')]`.
 
 Names of tools and arguments are any words with letters, digits, `_`, `-` and `.`, although Python would read `max-items` as a
-difference and reject `from` and `pass`. An argument with another name stands in a dict: `f(**{'a b': 1})`. Values are literals of
+difference and reject `from` and `pass`. An argument with another name is in a dict: `f(**{'a b': 1})`. Values are literals of
 Python or JSON. Strings may contain raw line breaks, which models write, and any marker of a format, because a string is read to
 its end quote. No code is evaluated.
 """

@@ -112,7 +112,7 @@ class Renderer:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """The `stop_ids`, and the tokens that may stand before them at the end of a turn."""
+        """The `stop_ids`, and the tokens that may precede them at the end of a turn."""
         return self._turn_ends.end_ids
 
     @property
@@ -209,7 +209,7 @@ class Renderer:
         tools = getattr(env, "tool_defs", None)
         self.check_tools(tools)
         prompt = check_first_prompt(env, train)
-        # A prompt without a question gets it from `setup_state`, and agents send messages of their own.
+        # A prompt without a question gets it from `setup_state`, and agents send their own messages.
         has_question = any(message["role"] == "user" for message in prompt)
         if has_question and getattr(env, "sends_prompt", True):
             self.text(prompt, tools)

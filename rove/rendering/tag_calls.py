@@ -1,4 +1,4 @@
-"""Parse and write tool calls whose arguments are in tags of their own, without types.
+"""Parse and write tool calls with a tag for each argument, without types.
 
 Qwen3-Coder, Qwen3.5, Nemotron 3 and Seed-OSS write `<function=NAME>` and `<parameter=KEY>`; GLM 4.5 writes `<arg_key>` and
 `<arg_value>`; MiniMax M2 and DeepSeek V3.2 write `<invoke name="NAME">`.
@@ -190,7 +190,7 @@ TAG_TEXTS = {
 
 
 def write_tags(calls: Sequence[Call], texts: TagTexts) -> str:
-    """Return calls with each argument in tags of its own."""
+    """Return calls with a tag for each argument."""
     written = [_call_text(call, texts) for call in calls]
     return texts.begin + texts.separator.join(written) + texts.end
 

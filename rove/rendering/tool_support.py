@@ -183,7 +183,7 @@ def _with_id(id: str) -> tuple[JsonMapping, JsonMapping]:
 def _is_changed_as_text(render: Render, variables: JsonMapping, tool_format: Format) -> bool:
     """Return whether a template writes something other than the probe call if the call is given as text.
 
-    Cohere's templates put the text of a message between markers of their own, and Gemma 4's hide the tool's result.
+    Cohere's templates put the text of a message between their own markers, and Gemma 4's hide the tool's result.
     """
     prompt_variables = {**variables, "add_generation_prompt": True}
     form = detect_reasoning_form(render)
@@ -216,8 +216,8 @@ def _shows_result(
 ) -> bool:
     """Return whether a template renders two turns with a call and its result.
 
-    A single turn would not do: Mistral's templates count messages without `tool_calls` and reject the second such message after a
-    tool's result.
+    A single turn is not enough: Mistral's templates count messages without `tool_calls` and reject the second such message
+    after a tool's result.
     """
     try:
         text = render([_USER, *[message, result] * 2], {**variables, "add_generation_prompt": True})

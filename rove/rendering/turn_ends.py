@@ -57,10 +57,17 @@ def detect_closing(
             _, reply, after_reply = render(messages, {"add_generation_prompt": False}).rpartition(_REPLY)
         except Exception:  # templates can raise any error
             return []
-        closings.append(list(takewhile(marks.__contains__, encode(after_reply.lstrip()))) if reply else [])
+        closing: list[int] = []
+        if reply:
+            closing = list(takewhile(lambda token: token in marks, encode(after_reply.lstrip())))
+        closings.append(closing)
     last, inner = closings
-    # After the last message, Phi-3 goes on with the end of the text, and after an inner one with the next message.
-    return [a for a, b in takewhile(lambda pair: pair[0] == pair[1], zip(last, inner, strict=False))]
+    # After the last message, Phi-3 goes on with the end of the text, and after an inner one with the next message. The tokens
+    # that both have in common close a message.
+    num_common = 0
+    while num_common < min(len(last), len(inner)) and last[num_common] == inner[num_common]:
+        num_common += 1
+    return last[:num_common]
 
 
 def opening_after(render: Callable[[Sequence[JsonMapping]], str], whole: str, messages: Sequence[JsonMapping]) -> str:

@@ -206,7 +206,7 @@ def _write_jsonl(rows: Iterable[Row], draft: Path) -> int:
 def _write_csv(rows: Iterable[Row], draft: Path) -> int:
     metrics: dict[str, None] = {}  # in the order in which they appear
     has_tools = False
-    for row in rows:  # a pass of its own, because the head comes first and no pass holds all rows
+    for row in rows:  # a separate pass, because the head comes first and no pass holds all rows
         metrics.update(dict.fromkeys(row["metrics"]))
         has_tools = has_tools or "tools" in row
     head = [name for name in COLUMNS if name != "metrics"]
@@ -322,7 +322,7 @@ def _with_text(message: dict[str, object]) -> dict[str, object]:
     if is_list(content):
         if any(is_mapping(part) and part.get("type") != "text" for part in content):
             raise ConfigError(
-                "a message has images or other parts that are no text, which columns cannot hold: use --to jsonl"
+                "a message has images or other parts that are not text, which columns cannot hold: use --to jsonl"
             )
         return {**message, "content": text_of(message)}
     return message

@@ -1,4 +1,4 @@
-"""Run rollouts of given rows, without a run folder: for trainers and other programs that have a loop of their own."""
+"""Run rollouts of given rows, without a run folder: for trainers and other programs that have their own loop."""
 
 from __future__ import annotations
 

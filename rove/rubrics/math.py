@@ -127,7 +127,7 @@ class MathPool:
         If a comparison fails, the right answer is compared with 0. If that succeeds, the response caused the failure
         and is wrong: otherwise a policy could remove a rollout from its group with an answer such as 9^{9^{9^{9}}}.
         """
-        closed_before = self._times_closed  # a comparison fails as well if the pool is closed meanwhile
+        closed_before = self._times_closed  # a comparison fails as well if the pool is closed while it runs
         try:
             return await self.equal(answer, response)
         except (RemoteError, WorkerError):

@@ -31,7 +31,7 @@ def identity(text: str) -> str:
 def visible_response(text: str) -> str:
     """Return the part of a reply that is its response, without the reasoning and without surrounding white space.
 
-    Reasoning stands between `<think>` and `</think>` (or `<thinking>`, `<reasoning>`, `[THINK]`; case does not matter).
+    Reasoning is between `<think>` and `</think>` (or `<thinking>`, `<reasoning>`, `[THINK]`; case does not matter).
     The response is the text after the last closing tag. The opening tag may be missing, because chat templates may
     write it. A reply that opens its reasoning and does not close it, for example because it ended at its token limit,
     has no response: "".

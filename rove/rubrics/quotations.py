@@ -62,7 +62,7 @@ class JudgedText:
     """The text that a judge has read, to recognize quotations of it.
 
     Case, white space, punctuation, invisible characters and the width of letters are ignored, so that a quotation is
-    recognized even if the judge formats it anew.
+    recognized even if the judge changes its formatting.
     """
 
     def __init__(self, text: str):

@@ -112,7 +112,7 @@ def read_verdict(
     yes"), names two choices, is about a part ("Style score: 3") or is taken back, or if statements without a label
     disagree with others.
 
-    What the judge quotes is no statement: text in quotation marks, block quotes and code fences; a line or sentence that
+    Text that the judge quotes is not a statement: text in quotation marks, block quotes and code fences; a line or sentence that
     is also a line or sentence of the judged text; a labeled choice, box, tag or JSON object that the judged text contains.
     Reasoning is left out only where the reply begins with `<think>`, or has only a closing tag because the chat template
     wrote the opening one. In the second case, a verdict before the tag must not differ from the one after it.
@@ -194,7 +194,7 @@ class _Reader:
             [label] = labels
             remainder = reply[: label.start] + reply[label.end :]
             if not remainder.strip(_EDGES + "()[]{}$"):
-                unquoted = labels  # a reply of nothing else is no quotation
+                unquoted = labels  # a reply that consists only of labels is not a quotation
         if not unquoted:
             # A response must not remove its own bad verdict by quoting it (docs/decisions/quoted_verdicts.md).
             quoted = {statement.choice for statement in statements}
@@ -254,17 +254,23 @@ class _Reader:
         return _Statement(start, end, choice, STRONG, self._judged.contains(reply[start:end]))
 
     def _labeled(self, text: str, reply: str) -> Iterator[_Statement]:
+        """Yield the statements of labels, such as "Verdict: no"; `text` is the reply with blanks in place of quotations."""
         for label in _LABELED.finditer(text):
             line_end = text.find("\n", label.end())
             line_end = len(text) if line_end < 0 else line_end
+            # The reply decides: a line with a quotation is blank in `text`, but it is not empty.
             is_empty = not reply[label.end() : line_end].strip(" \t*_`#")
             if is_empty:  # the value is on the next line that is not empty
                 following = re.compile(r"\s*[^\n]*").match(text, line_end)
                 line_end = following.end() if following else line_end
             value = self._value.match(text, label.end(), line_end)
-            end = value.end() if value else line_end
-            choice = self._value_of(value, text[end:line_end]) if value else None
+            end = line_end
+            choice: str | None = None
+            if value:
+                end = value.end()
+                choice = self._value_of(value, text[end:line_end])
             strength = STRONG if label["strong"] else WEAK
+            # "Verdict: surely yes" states a verdict that cannot be read; an earlier statement must not count instead.
             is_explicit = label["separator"] in (":", "=") and not is_empty and strength == STRONG
             if choice is None and not is_explicit and not self._names_choice(text[label.end() : line_end]):
                 continue
@@ -353,11 +359,11 @@ class _Reader:
         joined = "\n".join(unquoted)
         if _TAKEN_BACK.search(joined):
             return True
-        if _RETRACTION.search(joined) and self._names_choice(rest_with_quotations, besides=choice):
+        if _RETRACTION.search(joined) and self._names_choice(rest_with_quotations, excluded=choice):
             return True
         for part in unquoted:
             label = _ANY_LABEL.search(part)
-            if label is not None and self._names_choice(part[label.end() :], besides=choice):
+            if label is not None and self._names_choice(part[label.end() :], excluded=choice):
                 return True
             if len(re.findall(r"\w+", part)) <= _MAX_SHORT_WORDS and self._is_at_edge(part, choice):
                 return True
@@ -369,10 +375,10 @@ class _Reader:
         named = [self._choice(word) for word in (words[:1] + words[-1:])]
         return not {None, choice}.issuperset(named)
 
-    def _names_choice(self, text: str, besides: str | None = None) -> bool:
-        """Return whether a text contains a choice as a word ("I" and "A" are words of their own)."""
+    def _names_choice(self, text: str, excluded: str | None = None) -> bool:
+        """Return whether a text contains a choice other than `excluded` as a word ("I" and "A" are also ordinary words)."""
         named = [self._choice(word[0]) for word in self._word.finditer(text)]
-        return any(choice is not None and choice != besides and choice not in ("A", "I") for choice in named)
+        return any(choice is not None and choice != excluded and choice not in ("A", "I") for choice in named)
 
     def _choice(self, words: str) -> str | None:
         """Return the choice that a text consists of, with or without marks around it."""

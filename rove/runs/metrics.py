@@ -67,15 +67,19 @@ def panels(rows: Sequence[Mapping[str, object]]) -> list[JsonObject]:
     Each chart has `group`, `title`, `band`, `in_table`, `named` (whether its curves have their own names) and `curves`, which
     maps metrics to their names.
     """
-    sizes: dict[str, float] = {}
+    largest: dict[str, float] = {}
     for row in rows:
         for name, value in with_derived(row).items():
             if _is_number(value):
-                sizes[name] = max(sizes.get(name, 0.0), abs(value))
+                largest[name] = max(largest.get(name, 0.0), abs(value))
     charts: list[dict[str, object]] = []
     for panel in PANELS:
-        names = sorted(name for name, size in sizes.items() if panel.least < size <= panel.most)
-        matches = {name: match for name in names if (match := re.fullmatch(panel.metrics, name))}
+        matches: dict[str, re.Match[str]] = {}
+        for name in sorted(largest):
+            match = re.fullmatch(panel.metrics, name)
+            # The largest value decides which of two charts with the same metrics shows a curve: those up to 1, or those above.
+            if match and panel.least < largest[name] <= panel.most:
+                matches[name] = match
         curves = {name: _label(panel, match, len(matches)) for name, match in matches.items()}
         if curves:
             named = re.compile(panel.metrics).groups > 0

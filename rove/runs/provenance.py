@@ -1,4 +1,4 @@
-"""Distinguish settings that this user's rove wrote from settings that somebody else wrote.
+"""Distinguish settings that this user's rove wrote from settings that someone else wrote.
 
 A run folder may come from another person. Its config.toml can name a folder of code, the address of a server, and the variable
 with the API key that is sent there. So rove seals each settings file that it writes into a run folder with a keyed
@@ -66,7 +66,7 @@ def seal(file: Path) -> None:
 
 
 def is_own(file: Path) -> bool:
-    """Return whether this user's rove wrote a settings file, and nobody has changed it since."""
+    """Return whether this user's rove wrote a settings file that has not changed since."""
     try:
         recorded = read_regular(_seal_file(file))
         # In constant time, so that a stranger cannot find a valid digest by its timing.
@@ -188,7 +188,7 @@ def _key() -> bytes:
     with os.fdopen(descriptor, "wb") as stream:
         stream.write(secrets.token_bytes(KEY_BYTES))
     try:
-        os.link(draft, file)  # another process may have created the key meanwhile; a link never replaces it
+        os.link(draft, file)  # another process may have created the key by now; a link never replaces it
     except FileExistsError:
         pass
     finally:

@@ -247,8 +247,6 @@ class Run(RunFiles):
             end_early(self.path, error, self._created, self.resume_command)
         self.close()
 
-    # Append-only files, one line per entry
-
     def append_rollout(self, record: RolloutRecord, line: bytes | None = None) -> None:
         """Write a finished rollout. After the call, the rollout is kept even if the process is killed.
 
@@ -330,8 +328,6 @@ class Run(RunFiles):
         counted = {line.number for line in self.scored_lines().values()}
         return (record for number, record in enumerate(self.rollouts()) if number in counted)
 
-    # Files that are replaced atomically
-
     def write_bytes(self, name: str, content: bytes) -> None:
         """Write a file of the folder atomically."""
         atomic_write(self.path / name, content)
@@ -347,8 +343,6 @@ class Run(RunFiles):
     def reopen(self) -> None:
         """Delete the summary, which marks the run as incomplete."""
         (self.path / "summary.json").unlink(missing_ok=True)
-
-    # Checkpoints
 
     def save_checkpoint(self, name: str, write: Callable[[Path], None], progress: Progress | None = None) -> Path:
         """Write checkpoint `name` with checksums, atomically: `write` fills a draft folder, which is then renamed.

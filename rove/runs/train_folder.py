@@ -111,7 +111,7 @@ class TrainFolder:
 def is_train_folder(names: Collection[str]) -> bool:
     """Return whether a folder with entries of these names is that of `rove train` or `rove demo`.
 
-    It has no settings of its own, and either results or, before the first ones, stages and evaluations.
+    It has no settings, and either results or, before the first ones, stages and evaluations.
     """
     if "config.toml" in names:
         return False

@@ -108,7 +108,7 @@ def _probe(parent: Path, files: dict[str, str]) -> None:
 
 
 def _remove_stale(parent: Path) -> None:
-    """Remove groups that killed processes of rove left behind."""
+    """Remove the groups that rove processes left behind when they were killed."""
     for folder in parent.glob("rove-*"):
         _, pid, *_ = folder.name.split("-")
         if not Path("/proc", pid).exists():

@@ -9,7 +9,7 @@ from rove.sandbox.backend import Description
 FEATURES = {
     "own user": (
         "code has no privileges and cannot gain any: separate user or user namespace; no capabilities",
-        "code runs as the user who started it and can do to that user's files and processes whatever that user can",
+        "code runs as the user who started it and can do anything to that user's files and processes that this user can do",
     ),
     "files": (
         "the file system is read-only and has the system's programs and this Python only; a session writes to a folder of"

@@ -40,7 +40,7 @@ class Parent:
         self._control, self._process = control, process
         self._slots_free = asyncio.Semaphore(slots)
         self._sending = asyncio.Lock()
-        # A slot has a user id and control groups of its own, which its sessions use one after the other.
+        # A slot has its own user id and control groups, which its sessions use one after the other.
         self._free = list(range(slots))
         self._first_user = first_user_id(slots)
         self._count = 0

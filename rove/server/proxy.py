@@ -171,7 +171,7 @@ class AgentTurns:
             steps = self._recorded.get(_fingerprint(message), []) if message["role"] == "assistant" else []
             if len(steps) > 1:  # the model produced it several times: prefer the step with this prompt
                 steps = [step for step in steps if step.prompt == recorded] or steps
-            if steps:  # agents drop fields and write arguments anew; the recorded message keeps its tokens
+            if steps:  # agents drop fields and rewrite arguments; the recorded message keeps its tokens
                 message = as_message(steps[-1].completion[-1])
             recorded.append(message)
         return recorded

@@ -78,6 +78,7 @@ def located(name: str, env_dir: str | None) -> tuple[str, str | None]:
                 f"'{name}' is a path, which the folder {env_dir} (--env-dir) cannot change; remove one of them"
             )
         path = path.resolve().parent if path.name == "__init__.py" else path.resolve()
+        # A relative path, because the report's commands to repeat a check contain it.
         name, env_dir = path.stem if is_file else path.name, os.path.relpath(path.parent)
     environment_file(name, env_dir)
     return name, env_dir
@@ -109,7 +110,7 @@ def run_audit(
                 await judge_model.client.close()
 
     with reporter.progress(f"audit {env}", len(selected(options.only, options.skip))) as progress:
-        # Loading takes seconds, and a progress line without a name does not say of what.
+        # Loading takes seconds, in which the progress line would name no activity.
         progress(0, "starting")
 
         def on_check(name: str) -> None:

@@ -109,7 +109,7 @@ def check_comparable(a: ComparedRun, b: ComparedRun) -> None:
             f"the runs are of different environments, '{names[0]}' and '{names[1]}': a difference of their rewards says nothing "
             f"about the models. Compare runs of one environment, or give {ANY_FLAG}"
         )
-    # Equal examples make runs comparable, whatever their settings say.
+    # Equal examples make runs comparable, even if their settings differ.
     if {outcome.example_key for outcome in a.outcomes} & {outcome.example_key for outcome in b.outcomes}:
         return
     changed = [name for name in differing(a.settings, b.settings) if name.split(".")[0] in ENVIRONMENT_SETTINGS]
@@ -168,7 +168,7 @@ def comparison_markdown(
 
 
 def _run_line(name: str, run: ComparedRun) -> str:
-    """Return a list item that says what a run evaluated."""
+    """Return a list item about what a run evaluated."""
     version = "; " + plain(f"rove {run.rove}") if run.rove else ""
     return f"- {code(name)}: model {code(run.model)} in {code(run.env)}; {run.counts}{version}"
 

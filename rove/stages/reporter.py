@@ -61,7 +61,7 @@ class StepProgress:
         return ", ".join(parts)
 
     def __rich__(self) -> Text:
-        """Return the text, or nothing until the step takes longer than `SHOW_AFTER_S`."""
+        """Return the text; an empty text until the step takes longer than `SHOW_AFTER_S`."""
         is_long = self._clock() - self._started > SHOW_AFTER_S
         return Text(f"  {self.text()}" if is_long else "", style="dim")
 
@@ -208,6 +208,7 @@ class ConsoleReporter:
         )
         bar = Progress(*columns)
         with Live(bar, console=self.console, refresh_per_second=10) as live:
+            # With None, rich shows a moving bar; with 0, it would show a finished one.
             number = bar.add_task(inert(title), total=total or None, completed=done)
 
             def show(task: TaskProgress) -> None:
@@ -249,6 +250,7 @@ class JsonLinesReporter:
 
     def _write(self, event: str, **values: Any) -> None:
         self.stream.write(msgspec.json.encode({"event": event, **values}).decode() + "\n")
+        # Through a pipe, a program would otherwise get the events late, in blocks of kilobytes.
         self.stream.flush()
 
     def title(self, text: str) -> None:
@@ -257,6 +259,7 @@ class JsonLinesReporter:
 
     def note(self, text: str, *, important: bool = False) -> None:
         """Write a "note" event, except for an empty line."""
+        # An empty note only separates paragraphs in a terminal.
         if text:
             self._write("note", text=text, important=important)
 
@@ -297,37 +300,37 @@ class JsonLinesReporter:
 
 
 class SilentReporter:
-    """Shows nothing."""
+    """A reporter without output."""
 
     def title(self, text: str) -> None:
-        """Do nothing."""
+        """Ignore a title."""
 
     def note(self, text: str, *, important: bool = False) -> None:
-        """Do nothing."""
+        """Ignore a message."""
 
     def warning(self, text: str) -> None:
-        """Do nothing."""
+        """Ignore a warning."""
 
     def hints(self, *texts: str) -> None:
-        """Do nothing."""
+        """Ignore suggestions."""
 
     def sample(self, record: RolloutRecord, title: str) -> None:
-        """Do nothing."""
+        """Ignore a rollout."""
 
     def table(self, table: Table) -> None:
-        """Do nothing."""
+        """Ignore a table."""
 
     def working(self, text: str) -> AbstractContextManager[None]:
-        """Do nothing."""
+        """Ignore the current activity."""
         return nullcontext()
 
     def progress(self, title: str, total: int = 0, done: int = 0) -> AbstractContextManager[TaskProgress]:
-        """Count the steps, but show nothing."""
+        """Count the steps without showing them."""
         return nullcontext(TaskProgress(title, total, lambda task: None, done))
 
 
 class Heartbeat:
-    """Prints a line to a plain log if nothing else was printed for a while.
+    """Prints a line to a plain log if no other line was printed for a while.
 
     Args:
         print_line: Function that prints the line.

@@ -36,7 +36,7 @@ class Evaluation(NamedTuple):
 
 @contextmanager
 def error_source(source: str, separator: str = ": ") -> Generator[None]:
-    """Return a context that puts the place in a file before config errors."""
+    """Return a context manager that prefixes config errors with their position in a file."""
     try:
         yield
     except ConfigError as error:

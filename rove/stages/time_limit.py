@@ -75,7 +75,7 @@ def _shortened(sections: Sequence[Section], estimate: Estimate, seconds: float) 
 def _with_smaller_evaluations(
     values: Mapping[str, Any], rl: dict[str, Any], estimate: Estimate, seconds: float
 ) -> Estimate:
-    """Reduce the examples of the results table, and those of the evaluations during training by the same factor."""
+    """Reduce the number of examples in the results table, and that of the evaluations during training by the same factor."""
     share = min(1.0, TABLE_SHARE * seconds / estimate.table)
     table = values["evaluation"]
     examples = _reduced(table["num_examples"], share)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rove.utils.figure import NotebookFigure
 
 CheckFile = Callable[[Path, JsonMapping], None]
-"""Function that refuses settings files that somebody else wrote: (file, its values) → None; see
+"""Function that refuses settings files that this user's rove did not write: (file, its values) → None; see
 `rove.runs.provenance.check_own`."""
 
 
@@ -163,7 +163,7 @@ def train_model(
         run_dir: Folder of all stages. Default: runs/train-ENV-seedN; with `env_args`, the name has a part for them.
         dry_run: Whether to only choose the recipe and write it to the folder. The result then has the recipe and no rows; the
             command `rove train ENV --dry-run` also estimates time and memory.
-        smoke: Whether to use tiny sizes, in a separate folder, to check that everything runs; the model learns nothing.
+        smoke: Whether to use tiny sizes, in a separate folder, to check that all stages run; the model does not learn the task.
         reporter: Shows progress. Default: the console or the notebook.
         chat_template: Chat template that replaces the pretrained model's own: "chatml", or the path of a Jinja file.
         template_args: Variables of the chat template, such as {"enable_thinking": False}.
@@ -173,7 +173,7 @@ def train_model(
             the sizes that the task needs.
 
     Raises:
-        ConfigError: There is no such environment or model, nothing can be learned from its policies, or the recipe does not fit.
+        ConfigError: There is no such environment or model, its policies give no data to learn from, or the recipe does not fit.
         RunError: A run folder cannot be used, or every rollout of a step failed.
         TrainingError: The loss or the gradient was not finite in too many consecutive steps.
     """
@@ -223,7 +223,7 @@ def prepare(
     if request.template_settings and request.model is None:
         setting = next(iter(request.template_settings))
         raise ConfigError(
-            f"{setting} is set, but a new model has a template of its own; name a pretrained model, or leave it out"
+            f"{setting} is set, but a new model has its own template; name a pretrained model, or leave it out"
         )
     for setting in ("minutes", "teacher"):
         if file and setting in request.values:

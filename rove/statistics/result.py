@@ -163,7 +163,7 @@ class EvaluationResult(ShownAsText, msgspec.Struct, frozen=True, kw_only=True, o
 
     def to_dict(self) -> JsonObject:
         """Return the content of summary.json as plain values; unknown numbers are nan, which JSON writes as null."""
-        # The open run folder is no value; JSON has only texts as keys, and pass@k has numbers.
+        # The open run folder is not a value; JSON has only texts as keys, and pass@k has numbers.
         return msgspec.to_builtins(msgspec.structs.replace(self, run=None), str_keys=True)
 
     @property

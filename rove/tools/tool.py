@@ -306,13 +306,13 @@ def _inlined(node: object, definitions: Mapping[str, object], within: tuple[str,
     if not isinstance(node, dict):
         return node
     reference = node.get("$ref")
-    siblings = {key: _inlined(item, definitions, within) for key, item in node.items() if key != "$ref"}
+    other_keys = {key: _inlined(item, definitions, within) for key, item in node.items() if key != "$ref"}
     if not isinstance(reference, str):
-        return siblings
+        return other_keys
     name = reference.rpartition("/")[2]
     if name in within:
         raise _Recursive
-    return {**_inlined(definitions[name], definitions, (*within, name)), **siblings}
+    return {**_inlined(definitions[name], definitions, (*within, name)), **other_keys}
 
 
 def _annotated(schema: JsonObject, parameter: inspect.Parameter, description: str | None, hint: object) -> JsonObject:

@@ -1,6 +1,6 @@
 """Compute advantages from rewards: by how much a rollout, or one of its turns, is better than the mean of its group.
 
-A group whose rewards are all equal has no advantages (None): there is nothing to learn from it.
+A group whose rewards are all equal has no advantages (None), because no member is better than another.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def group_advantages(rewards: Sequence[float], estimator: str = "mean") -> list[
     check_estimator(estimator)
     if estimator == "batch_std":
         raise ConfigError("'batch_std' needs all groups of a step; use batch_advantages")
+    # A NaN would make every advantage of the group NaN, and then every weight of the model.
     for reward in rewards:
         if not math.isfinite(reward):
             raise ValueError(f"a reward is {reward}; expected a finite number")
@@ -123,4 +124,5 @@ def _scaled(values: Sequence[float], factor: float) -> list[float]:
 
 
 def _root_mean_square(centered: Sequence[float]) -> float:
+    # `hypot` scales its arguments: the squares of very small rewards would vanish, and those of very large ones overflow.
     return math.hypot(*centered) / math.sqrt(len(centered))

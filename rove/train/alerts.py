@@ -111,7 +111,7 @@ def entropy_collapse(history: History, limits: AlertLimits) -> Finding | None:
 
 
 def entropy_growth(history: History, limits: AlertLimits) -> Finding | None:
-    """Compare the last steps with the first ones."""
+    """Compare the entropy of the last steps with that of the first steps."""
     means = _first_and_last(history, "entropy/all/mean", limits.window)
     if means is None:
         return None
@@ -150,7 +150,7 @@ def logprob_mismatch(history: History, limits: AlertLimits) -> Finding | None:
 
 
 def length_growth(history: History, limits: AlertLimits) -> Finding | None:
-    """Compare the last steps with the first ones."""
+    """Compare the lengths of the last steps with those of the first steps."""
     means = _first_and_last(history, "length/mean", limits.window)
     if means is None:
         return None
@@ -365,7 +365,7 @@ def grad_norm_spike(history: History, limits: AlertLimits) -> Finding | None:
 
 
 def trainer_idle(history: History, limits: AlertLimits) -> Finding | None:
-    """Only in asynchronous training."""
+    """Check whether the trainer of asynchronous training waits for rollouts."""
     idle = _last(history, "idle/trainer", limits.window)
     if idle is None or idle <= limits.idle:
         return None
@@ -382,7 +382,7 @@ def trainer_idle(history: History, limits: AlertLimits) -> Finding | None:
 
 
 def sampler_idle(history: History, limits: AlertLimits) -> Finding | None:
-    """Only in asynchronous training."""
+    """Check whether slots for rollouts of asynchronous training are empty."""
     idle = _last(history, "idle/sampler", limits.window)
     if idle is None or idle <= limits.idle:
         return None

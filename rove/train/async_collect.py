@@ -61,7 +61,7 @@ class _Group(msgspec.Struct, eq=False):
 
 
 class StalenessScheduler:
-    """Assigns groups to steps so that no group is trained too late, in whatever order the groups finish.
+    """Assigns groups to steps so that no group is trained too late, even if slow groups finish last.
 
     A step has room for `groups` groups, and step n trains policy version n. A group that started with version v has to be trained
     by step v + `max_staleness`. With 2 groups per step, max_staleness 1 and four groups a, b, c, d that started with version 0

@@ -76,7 +76,7 @@ def can_pack(model: Any) -> bool:
     """
     config = model.config
     layer_types = getattr(config, "layer_types", None) or ()
-    # A convolution mixes neighboring tokens, whatever the attention mask says.
+    # A convolution mixes neighboring tokens without regard to the attention mask.
     return attention.is_plain(config) and "conv" not in layer_types and config._attn_implementation == attention.NAME
 
 

@@ -1,6 +1,6 @@
 """Find out why training does not progress, from the environment's rollouts, the losses of SFT, and the metrics of RL.
 
-Each function returns findings, the most likely cause first; an empty list means that nothing looks wrong.
+Each function returns findings, the most likely cause first, or an empty list if it finds no problem.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ EASIER = "easier examples, or a larger model"
 MAX_TEACHER_ROLLOUTS = 4000
 """Maximum number of the teacher's rollouts that are searched for repeated examples and for relations of prompts to responses."""
 MAX_DISTINCT_SHARE = 0.5
-"""If the share of distinct examples is below this value, a diagnosis of memorization says that examples repeat."""
+"""If the share of distinct examples is below this value, a diagnosis of memorization mentions that examples repeat."""
 MAX_UNSEEN_SHARE = 0.5
 """If the share of held-out answers that are not in the training data is above this value, a diagnosis of memorization mentions
 it."""
 STUCK_AFTER = 0.1
 """After this share of the SFT steps, a reward at the level of the weakest policy means that SFT is stuck."""
 UNLEARNED_SHARE = 0.9
-"""A loss above this share of the entropy of token frequencies means that nothing has been learned."""
+"""A loss above this share of the entropy of token frequencies means that the model has not even learned the format."""
 SUDDEN_STEPS = 15
 """If the reward falls within this many steps, the cause is updates that are too large."""
 
@@ -139,6 +139,7 @@ def is_stuck(history: History, total: int, task: Task) -> bool:
 
 def during_sft(history: History, task: Task) -> list[Finding]:
     """Return the causes of stuck SFT that the loss and the teacher's rollouts show."""
+    # The loss of a single batch varies too much.
     loss = statistics.fmean(row["loss"] for row in history[-5:])
     if task.token_entropy is not None and loss > UNLEARNED_SHARE * task.token_entropy:
         text = f"the loss is {loss:.2f} nats; a model that knows only how frequent each token is has {task.token_entropy:.2f}"
@@ -341,9 +342,8 @@ def _rl_obstacles(history: History, task: Task, window: int, steps: int | None) 
     rewards = [row["reward/mean"] for row in history]
     means = [statistics.fmean(rewards[i : i + window]) for i in range(len(rewards) - window + 1)]
     start, reward = rewards[0], means[-1]
-    best = max(
-        start, *means
-    )  # includes the reward before the first update: if that update causes the fall, every window is low
+    # Includes the reward before the first update: if that update causes the fall, every window is low.
+    best = max(start, *means)
     # The examples of a step may be harder by chance, and the model may forget training examples that it had memorized: the
     # held-out reward must have fallen too. Without a measurement of the initial weights, `start` stands for it.
     initial = [] if is_measured else [start]

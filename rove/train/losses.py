@@ -32,7 +32,7 @@ AGGREGATIONS = ("token", "sequence", "constant")
 
 
 class LossTokens(NamedTuple):
-    """Inputs of a loss besides the trained log-probabilities; all tensors are [N].
+    """Inputs of a loss in addition to the trained log-probabilities; all tensors are [N].
 
     All tokens of a sequence are in the same micro-batch, in any order.
     """

@@ -37,9 +37,6 @@ def is_message_file(path: str | Path) -> bool:
     return Path(path).suffix.lower() in SUFFIXES and not Path(path).is_dir()
 
 
-# Files → rows
-
-
 def read_rows(path: Path) -> Iterator[Row]:
     """Yield the rows of a file."""
     if not path.is_file():
@@ -111,9 +108,6 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> JsonObject:
 
 def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
-
-
-# Rows → conversations
 
 
 def conversation_from_row(source: str, row: Any) -> Conversation:
@@ -262,7 +256,7 @@ def _text(content: Any) -> str:
 
 
 def _check_response(message: JsonObject) -> None:
-    """Check an assistant message's reasoning and tool calls; calls get OpenAI's form."""
+    """Check an assistant message's reasoning and tool calls, and convert the calls to OpenAI's form."""
     if "function_call" in message:
         raise ConfigError("has 'function_call', which OpenAI replaced; expected 'tool_calls'")
     reasoning = message.get("reasoning_content", "")

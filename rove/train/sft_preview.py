@@ -91,6 +91,7 @@ def preview_sft(
         num_overlong = sum(conversation.truncated > 0 for conversation in tokenized)
         dropped[f"are longer than {limit:,} tokens"] = num_overlong
         num_left_out -= num_overlong
+        # These conversations are counted as dropped, so their tokens must not be counted as cut.
         truncated_tokens = 0
     if num_left_out:
         dropped["have no tokens to train on"] = num_left_out

@@ -67,7 +67,7 @@ def unseen_answers(training: Run, held_out: Run, min_reward: float | None) -> tu
     """Return the number of distinct held-out answers that occur in no training response, and the number of all distinct
     held-out answers.
 
-    Return None if the numbers mean nothing: answers that hardly repeat, such as long numbers, are always new, and in some tasks
+    Return None if the numbers prove nothing: answers that hardly repeat, such as long numbers, are always new, and in some tasks
     responses do not contain the answers.
 
     Args:
@@ -87,7 +87,7 @@ def unseen_answers(training: Run, held_out: Run, min_reward: float | None) -> tu
     words = set(re.findall(r"\w+", responses))
 
     def is_missing(answer: str) -> bool:
-        if answer.isalnum():  # such an answer counts only as a word of its own: "1" is not in "12"
+        if answer.isalnum():  # such an answer counts only as a whole word: "1" is not in "12"
             return answer not in words
         return answer not in responses and _escaped(answer) not in responses
 

@@ -20,7 +20,7 @@ CAP_SYS_ADMIN, CAP_PERFMON = 21, 38
 
 
 def enter_domain() -> bool:
-    """Put this process and its later children into a Landlock domain of their own; return whether that worked."""
+    """Put this process and its later children into a new Landlock domain; return whether that worked."""
     libc = ctypes.CDLL(None, use_errno=True)
     rights = ctypes.c_uint64(MAKE_BLOCK_DEVICES)
     ruleset = libc.syscall(CREATE_RULESET, ctypes.byref(rights), ctypes.c_size_t(8), ctypes.c_uint32(0))

@@ -74,7 +74,7 @@ class QueryParams:
 def runs(store: RunStore, params: QueryParams) -> JsonObject:
     """List runs, one row each.
 
-    Parameters: `q`, `kind`, `tag`, `measurements=0`, `sort` and `order` (see `run_table.Wanted`); `column=metric.win` for
+    Parameters: `q`, `kind`, `tag`, `measurements=0`, `sort` and `order` (see `run_table.RunSelection`); `column=metric.win` for
     values to include; `base` for a run with which to compare; `view=matrix`.
     """
     columns = {value for key, value in params.pairs if key == "column"}
@@ -89,7 +89,7 @@ def runs(store: RunStore, params: QueryParams) -> JsonObject:
         rows.append(row)
     train_names = [row["name"] for row in rows if row["kind"] == "train"]
     inside = run_table.inside_training([row["name"] for row in rows], train_names)
-    selection = run_table.Wanted(
+    selection = run_table.RunSelection(
         text=params.text("q", ""),
         kind=params.text("kind", ""),
         tag=params.text("tag", ""),

@@ -109,7 +109,7 @@ async def _search(request: web.Request, store: RunStore) -> web.StreamResponse:
     file = folder.path / "rollouts.jsonl"
     if not file.is_file():
         raise ConfigError("this run has no rollouts to search")
-    # In a process of its own: Python's regular expressions hold the interpreter's lock, and some searches never end
+    # In a separate process: Python's regular expressions hold the interpreter's lock, and some searches never end
     # (docs/decisions/viewer.md). -P: a module in the current folder must not replace one of Python's.
     command = (sys.executable, "-P", "-m", "rove.viewer.search", str(file))
     pipe = asyncio.subprocess.PIPE
@@ -137,9 +137,6 @@ async def _search(request: web.Request, store: RunStore) -> web.StreamResponse:
         if process.returncode is None:
             process.kill()
         await process.wait()
-
-
-# Access control
 
 
 def access_middleware(host: str, token: str | None) -> Middleware:

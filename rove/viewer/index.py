@@ -98,7 +98,7 @@ def alert_rows(folder: Path) -> tuple[list[JsonObject], int]:
 
 def _alert_line(row: Mapping[str, object]) -> str:
     if "severity" in row:
-        with suppress(msgspec.ValidationError, KeyError):  # edited by somebody
+        with suppress(msgspec.ValidationError, KeyError):  # a user has edited the file
             return str(msgspec.convert(row, Finding))
     return str(row.get("text", ""))  # in older runs, the whole line
 
@@ -253,8 +253,6 @@ class Index:
                 del self._cache[next(iter(self._cache))]
             return result
 
-    # the database
-
     def _connected(self) -> sqlite3.Connection:
         if self._database is None:
             self._database = self._connect()
@@ -296,8 +294,6 @@ class Index:
         database.executescript("\n".join(["BEGIN IMMEDIATE;", *drops, TABLES, "COMMIT;"]))
         database.execute("INSERT INTO source VALUES (?)", (os.fsencode(self.file.absolute()),))
         self._annotated = ()
-
-    # reading
 
     def _catch_up(self, deadline: float) -> Progress:
         self.annotations.reload()

@@ -279,6 +279,7 @@ def _field_groups(
         if label is None:
             continue
 
+        # The defaults keep this field's name and labels: a closure would see those of the last field.
         def value(rollout: Graded, name: str = name, label: Callable[[str | float], str] = label) -> str:
             return label(rollout.fields[name]) if name in rollout.fields else "none"
 

@@ -61,7 +61,7 @@ class RoleAware(Protocol):
 
 
 class NamedClient:
-    """A client that requests a fixed model, whatever model name the environment gives."""
+    """A client that replaces the model name in the environment's requests."""
 
     def __init__(self, client: Client, model: str):
         self.client, self.model = client, model
@@ -95,13 +95,14 @@ class PlayRoles:
 
     def get(self, role: str, client: Client, /) -> Client:
         """Return the client for a role: the person's, the named model's, or the environment's own client."""
-        # Nobody gets a role by surprise: a game without --model-role is as in evaluations (docs/decisions/viewer.md).
         self.used.setdefault(role)
-        player = self.person(role) or next(
-            (client for name, client in self.models.items() if fnmatchcase(role, name)), None
-        )
-        if player is not None:
-            return player
+        person = self.person(role)
+        if person is not None:
+            return person
+        for pattern, model in self.models.items():
+            if fnmatchcase(role, pattern):
+                return model
+        # A person never gets an unexpected role: without --model-role, a game is as in evaluations (docs/decisions/viewer.md).
         return client.in_role(role) if isinstance(client, RoleAware) else client
 
     async def close(self) -> None:

@@ -130,7 +130,7 @@ class PlaySession:
         return fields.get(role, f"you as {role}, {self.model} as the model")
 
     def _status(self) -> str:
-        """Return a text that says whose turn it is, or how the game ended."""
+        """Return whose turn it is, or how the game ended, as a text."""
         record = self.record
         if record is not None:
             return f"The game failed: {record.error.type}" if record.error else self._ending(record)
@@ -175,6 +175,7 @@ class PlaySession:
     async def ask(self, view: str, legal: list[str] | None, board: Rendering | None = None) -> str:
         """Return the person's move: an `Opponent` of a two-player environment."""
         answer = await self.answer(PlayerPrompt(view, legal, board))
+        # Without legal moves, the person answers in the model's role, and the rollout itself contains the answer.
         if legal is not None:
             self.moves.append((view, answer))
         return answer
@@ -214,6 +215,7 @@ class PlaySession:
 
     def move(self, move: Move) -> None:
         """Accept a move."""
+        # A second click may arrive before the game has read the first move: the future is then done, and the prompt still set.
         if self.prompt is None or self._reply is None or self._reply.done() or move.number != self.number:
             raise ConfigError("it is not your turn; reload the current state")
         legal = self.prompt.legal

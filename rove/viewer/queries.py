@@ -184,7 +184,7 @@ def page(
     if offset + limit <= MAX_UNCACHED_ROWS:
         sql = f"SELECT line {selected} ORDER BY {order} LIMIT ? OFFSET ?"
         lines = [line for (line,) in index.query(sql, [*rows_filter.values, limit, offset])]
-    else:  # somebody scrolls far: sort once
+    else:  # a user scrolls far down: sort once
         sorted_lines = index.cached(
             ("sorted", column, *rows_filter.key), partial(_sorted_lines, index, rows_filter, column)
         )

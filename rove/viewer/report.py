@@ -153,9 +153,8 @@ def write_report(run: Run, path: Path, rollouts: int = MAX_ROLLOUTS) -> Path:
         lines = {rollout["example_key"]: rollout["line"] for rollout in reversed(data["rollouts"])}
         for example in data["examples"]:
             example["line"] = lines.get(example["key"])
-        data = without_secrets(
-            data, run.config()["config"], by_field=False
-        )  # error messages and tracebacks repeat arguments
+        # Error messages and tracebacks repeat arguments, which may be secrets.
+        data = without_secrets(data, run.config()["config"], by_field=False)
         page = whole_page(report.title, _to_markdown(report), data)
     finally:
         index.close()
@@ -256,6 +255,7 @@ def choose_rollouts(rewards: list[tuple[int, float | None]], limit: int) -> list
     scored = [number for _, number in sorted((reward, line) for line, reward in rewards if reward is not None)]
     if len(rewards) <= limit:
         return failed + scored
+    # A run in which an endpoint was down would otherwise show failures only.
     failed = failed[: max(limit // 2, limit - len(scored))]
     num_scored = limit - len(failed)
     num_highest = num_scored // 2
@@ -373,9 +373,6 @@ def cards(summary: JsonMapping) -> Iterator[tuple[str, str]]:
         yield shown(cost["total"]), f"cost, {shown(cost.get('per_rollout'))} per rollout"
 
 
-# What the page shows, see static/report.js
-
-
 PAGE_DEFAULTS: JsonMapping = {
     "complete": True,
     "links": [],
@@ -454,6 +451,7 @@ def _examples(index: Index) -> tuple[list[JsonObject], int]:
         f"WHERE {CURRENT_ROLLOUTS} GROUP BY example_key ORDER BY mean IS NOT NULL, mean, MIN(example)"
     )
     examples = index.query(sql)
+    # By itself, SQLite may take the index on rewards, which is slower (docs/decisions/viewer.md).
     rewards = f"SELECT reward FROM rollouts INDEXED BY places WHERE example_key = ? AND {CURRENT_ROLLOUTS} AND reward IS NOT NULL"
     listed = []
     for key, number, count, mean, failed, first in examples[:MAX_EXAMPLES]:

@@ -116,7 +116,7 @@ def copied_text(line: bytes, form: str, env: str, model: str) -> str:
 
 
 def stop_words(record: RolloutRecord) -> str:
-    """Return a text that says after how many turns a rollout stopped, and why."""
+    """Return after how many turns a rollout stopped, and why, as a text."""
     turns = counted(len(record.steps), "turn")
     if record.error is not None:
         return f"Failed after {turns}."
@@ -192,6 +192,7 @@ def _tokens(steps: Sequence[TrajectoryStep], decode: TokenDecoder | None) -> lis
         if step.tokens is None or budget <= 0:
             continue
         prompt, sampled = step.tokens.prompt_ids, step.tokens.completion_ids
+        # Some chat templates change earlier turns, such as leaving out their reasoning; then the whole prompt is new.
         extends = prompt[: len(previous_ids)] == previous_ids
         new = prompt[len(previous_ids) :] if extends else prompt
         turns.append(
@@ -252,6 +253,7 @@ def _text(message: Mapping[str, object]) -> str:
 def _common_prefix_length(a: str, b: str) -> int:
     """Return the length of the common prefix of two texts."""
     low, high = 0, min(len(a), len(b))
+    # A binary search, because C code compares slices, and a loop over the characters would be Python code.
     while low < high:
         middle = (low + high + 1) // 2
         if a[:middle] == b[:middle]:

@@ -166,7 +166,7 @@ class RunStore:
         thread.start()
 
     def _prepare(self, index: Index) -> None:
-        with suppress(RunError):  # the run was deleted meanwhile
+        with suppress(RunError):  # the run has just been deleted
             for _ in prepare(index):
                 if self._closing.wait(PREPARE_PAUSE_S):
                     return
@@ -196,8 +196,6 @@ class RunStore:
             thread.join()
         for index in self._indexes.values():
             index.close()
-
-    # summaries
 
     def run_summary(self, name: str) -> JsonObject:
         """Return a row of the table of runs; `trouble` says which of the run's files cannot be read."""

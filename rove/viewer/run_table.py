@@ -38,7 +38,7 @@ SORTS: Mapping[str, Callable[[JsonMapping], JsonValue]] = {
 Row = JsonMapping
 
 
-class Wanted(NamedTuple):
+class RunSelection(NamedTuple):
     """The runs to list, and their order."""
 
     text: str = ""
@@ -52,9 +52,9 @@ class Wanted(NamedTuple):
     descending: bool = True
 
 
-def arrange(rows: Sequence[Row], selection: Wanted) -> list[Row]:
-    """Return the wanted rows in the wanted order; rows without the value to sort by come last."""
-    listed = [row for row in rows if _is_wanted(row, selection)]
+def arrange(rows: Sequence[Row], selection: RunSelection) -> list[Row]:
+    """Return the selected rows in order; rows without the value to sort by come last."""
+    listed = [row for row in rows if _is_selected(row, selection)]
     if not selection.sort:
         return listed
     value = SORTS.get(selection.sort) or (lambda row: row.get("values", {}).get(selection.sort))
@@ -68,7 +68,7 @@ def _sort_key(value: object) -> tuple[bool, float, str]:
     return (True, 0.0, str(value)) if number is None else (False, number, "")
 
 
-def _is_wanted(row: Row, selection: Wanted) -> bool:
+def _is_selected(row: Row, selection: RunSelection) -> bool:
     tags = row.get("tags", [])
     if row["name"] in selection.without:
         return False

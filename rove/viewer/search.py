@@ -71,7 +71,7 @@ def search_lines(lines: BinaryIO, query: Query) -> Iterator[dict[str, object]]:
 
 def _line_filter(query: Query) -> Callable[[bytes], bool]:
     """Return a function that checks whether an encoded line may match, so that most lines need not be decoded."""
-    # In a line a text stands as JSON escapes it, and lower() of bytes changes only ASCII letters.
+    # A line contains a text as JSON escapes it, and lower() of bytes changes only ASCII letters.
     written = msgspec.json.encode(query.text)[1:-1]
     if query.regex or b"\\" in written or (not query.case and not query.text.isascii()):
         return lambda line: True
@@ -118,7 +118,7 @@ def main() -> None:
     with open_regular(Path(sys.argv[1])) as lines:
         for progress in search_lines(lines, query):
             sys.stdout.buffer.write(msgspec.json.encode(progress) + b"\n")
-            sys.stdout.buffer.flush()
+            sys.stdout.buffer.flush()  # a pipe collects kilobytes, and the page shows hits as they come
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def _answers(
     mistakes: JsonMapping | None,
     cost: str,
 ) -> list[JsonObject]:
-    """Return the answers to what one asks about a run; before the first evaluation, what is known."""
+    """Return the answers to the usual questions about a run; before the first evaluation, only the command that repeats it."""
     if kept is not None:
         return TrainAnswers(results, kept, stages, diagnoses, mistakes, cost).answers()
     command = repeat_command(results.folder)
@@ -180,6 +180,7 @@ def _curves(metrics: Mapping[str, Sequence[JsonMapping]], stages: Sequence[JsonM
             step = row.get("step")
             if isinstance(step, (int, float)):
                 rows.append({**row, "step": step + offset})
+        # Not the planned number of steps: a stage may end early.
         offset = int(rows[-1]["step"]) if rows else 0
     charts = [panel for panel in panels(rows) if panel["group"] in CURVES]
     charts.sort(key=lambda panel: CURVES.index(panel["group"]))
@@ -191,7 +192,7 @@ def _curves(metrics: Mapping[str, Sequence[JsonMapping]], stages: Sequence[JsonM
 
 
 def _mistakes(results: TrainResults, kept: KeptModel | None) -> JsonObject | None:
-    """Describe what the kept model gets wrong, beside the first trained model; None before the first training stage."""
+    """Describe what the kept model gets wrong, next to the first trained model; None before the first training stage."""
     if kept is None:
         return None
     evaluation = results.evaluation(kept.row, kept.condition)
@@ -206,6 +207,7 @@ def _mistakes(results: TrainResults, kept: KeptModel | None) -> JsonObject | Non
         best = best_reward(results, kept.condition)
         return describe_mistakes(graded_rollouts(index), graded_rollouts(earlier_index) if earlier_index else (), best)
 
+    # The cache of an index ends when its own file grows, so the key has to contain the state of the other file.
     stamp = earlier_index.query("SELECT bytes, lines FROM seen")[0] if earlier_index else None
     mistakes = index.cached(("mistakes", str(first_evaluation), stamp), described)
     return {

@@ -1,4 +1,4 @@
-"""What one asks about a `rove train` run, a sentence each: did it learn, is that certain, what is still wrong, what next?"""
+"""Answers to the usual questions about a `rove train` run: did it learn, is that certain, what is still wrong, what next?"""
 
 from __future__ import annotations
 
@@ -71,7 +71,11 @@ class TrainAnswers(NamedTuple):
     def _trained(self) -> list[ResultRow]:
         """The first row of each trained model; a row with another temperature repeats a model."""
         trained = [row for row in self.results.rows if row.is_trained and row.conditions]
-        return list({row.model: row for row in reversed(trained)}.values())[::-1]
+        first_rows: dict[str, ResultRow] = {}
+        for row in trained:
+            # Inserted again, so that the model of the last row, which is the kept model, comes last.
+            first_rows[row.model] = first_rows.pop(row.model, row)
+        return list(first_rows.values())
 
     def _learned(self) -> list[Part]:
         base, row = self._base, self.kept.row
@@ -146,7 +150,11 @@ class TrainAnswers(NamedTuple):
         verdict = ""
         if len(self._trained) > 1 and per_reply[-2]:
             ratio = per_reply[-1] / per_reply[-2]
-            change = "got longer" if ratio > LONGER else "got shorter" if ratio < 1 / LONGER else "kept their length"
+            change = "kept their length"
+            if ratio > LONGER:
+                change = "got longer"
+            elif ratio < 1 / LONGER:
+                change = "got shorter"
             verdict = f"In the last stage replies {change}. "
         names = ", ".join(lengths)
         turns = [length.turns for length in lengths.values()]

@@ -55,7 +55,7 @@ def repeat_command(folder: TrainFolder, seed: int | None = None, run_dir: str = 
     if not recipe.is_file():
         return ""
     seed = seed_of(folder) if seed is None else seed
-    # rove refuses options such as --env-dir beside a recipe, which has these settings.
+    # rove refuses options such as --env-dir together with a recipe, which has these settings.
     words = ["rove", "train", environment_of(folder) or "ENV", "--recipe", str(recipe.absolute())]
     return command([*words, *(["--seed", str(seed)] if seed else []), "--run-dir", run_dir])
 

@@ -84,24 +84,25 @@ class TrainResults(NamedTuple):
             return condition
         return f"{condition}: temperature {temperature:g}" if condition else f"temperature {temperature:g}"
 
-    def difference(self, before: ResultRow, after: ResultRow, condition: str) -> JsonObject | None:
+    def difference(self, old: ResultRow, new: ResultRow, condition: str) -> JsonObject | None:
         """Return the paired difference of the rewards of two rows; None if their rollouts cannot be compared."""
-        if condition not in before.conditions or condition not in after.conditions:
+        if condition not in old.conditions or condition not in new.conditions:
             return None
-        before_path, after_path = self.evaluation(before, condition), self.evaluation(after, condition)
-        if before_path is None or after_path is None:
+        old_path, new_path = self.evaluation(old, condition), self.evaluation(new, condition)
+        if old_path is None or new_path is None:
             return None
-        a, b = self.open_index(before_path), self.open_index(after_path)
+        old_index, new_index = self.open_index(old_path), self.open_index(new_path)
 
         def compared() -> JsonObject | None:
             try:
-                comparison: JsonObject = compare_runs(a, b, "reward", (before.name, after.name))
+                comparison: JsonObject = compare_runs(old_index, new_index, "reward", (old.name, new.name))
                 return comparison["main"]
             except Error:  # no common reward, or no scored rollout
                 return None
 
-        [stamp] = a.query("SELECT bytes, lines FROM seen")
-        return b.cached(("difference", str(a.file), stamp), compared)
+        # The cache of an index ends when its own file grows, so the key has to contain the state of the other file.
+        [stamp] = old_index.query("SELECT bytes, lines FROM seen")
+        return new_index.cached(("difference", str(old_index.file), stamp), compared)
 
     def lengths(self, row: ResultRow, condition: str) -> Lengths:
         """Return the lengths of a row's rollouts."""

@@ -253,7 +253,7 @@ class VLLMEngine:
                 raise ModelError(f"{server.name} answers with HTTP {response.status}: {text}")
             answer = msgspec.json.decode(await response.read())
         choice = answer["choices"][0]
-        # vLLM starts with a version that is no number, and rove sets numbers.
+        # vLLM starts with a version that is not a number, and rove sets numbers.
         if not all(span["version"].isdecimal() for span in choice.get("weight_versions") or ()):
             server.was_replaced = True
             raise InfraError("it has other weights than it was given: someone restarted it")

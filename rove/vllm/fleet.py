@@ -77,8 +77,8 @@ class Fleet:
         self._salt = secrets.token_hex(8)
         """Part of the prefix cache's salt: other runs may have used the same servers."""
         self._updates = 0
-        """Number of updates, part of the salt. The version would not do, because RL may return to earlier weights within a
-        step."""
+        """Number of updates, part of the salt. A version does not identify the weights, because RL may return to earlier weights
+        within a step."""
         self._prepared: set[int] = set()
         self._locks = [threading.Lock() for _ in self.servers]
 
@@ -173,8 +173,6 @@ class Fleet:
         """End the servers that rove started."""
         for server in self.servers:
             server.close()
-
-    # One server
 
     def _update(self, server: Server, weights: ServedWeights) -> None:
         with self._locks[server.number]:

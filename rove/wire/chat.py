@@ -131,9 +131,6 @@ def read_response(body: object) -> Response:
     )
 
 
-# The server side
-
-
 class _Body(TokenOptions):
     messages: Annotated[list[JsonObject], msgspec.Meta(min_length=1)]
     tools: list[ToolDefinition] | None = None

@@ -87,7 +87,7 @@ def read_response(body: object) -> Response:
     choice = completion.choices[0]
     usage = Usage(count(completion.usage, "prompt_tokens"), count(completion.usage, "completion_tokens"))
     reason = choice.finish_reason or ""
-    if reason not in UNFINISHED:  # servers have names of their own for an end token and a stop text
+    if reason not in UNFINISHED:  # servers have their own names for an end token and a stop text
         reason = finish_reason(reason == "length", tool_calls=None)
     return build_response(body, choice.text or "", usage, reason)
 
@@ -107,8 +107,6 @@ def _prompt(messages: list[MessageDict]) -> str:
         prompt += text
     return prompt
 
-
-# The server side
 
 KIND = "text_completion"
 Ids = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]

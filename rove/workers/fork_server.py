@@ -367,9 +367,7 @@ class _ForkServer:
                 line, at_end = self._read_output(output_fd, line)
                 if at_end and output_fd in ready:
                     poller.unregister(output_fd)
-                if (
-                    control_fd in ready
-                ):  # if `control` was closed meanwhile, `recv` raises an OSError, which ends this loop
+                if control_fd in ready:  # if `control` has been closed, `recv` raises an OSError, which ends this loop
                     chunk = control.recv(1 << 16)
                     if not chunk:
                         break

@@ -89,8 +89,10 @@ class Worker:
             raise WorkerError(f"{_quote(name, args)}: {reason}") from None
         finally:
             del self._pending[call_id]
-            if not (result.cancelled() or result.cancel()):
-                result.exception()  # marks it as retrieved where sending failed first
+            is_cancelled = result.cancelled() or result.cancel()
+            if not is_cancelled:
+                # If sending failed first, no one awaits the result: asyncio would log an exception that is never retrieved.
+                result.exception()
 
     def close(self, reason: str = "") -> None:
         """Kill the process. Pending calls raise a `WorkerError` with this reason."""

@@ -81,8 +81,8 @@ def test_reports_show_the_reason() -> None:
         ('[[accept]]\ncheck = "hedging"\nreason = " "', "the entry of the check 'hedging' has an empty reason"),
         ('[[accept]]\ncheck = "hedgin"\nreason = "x"', "unknown check 'hedgin'; did you mean 'hedging'?"),
         ('[[accept]]\ncheck = "hedging"\nreason = "x"\npolicy = "y"', "unknown field `policy`"),
-        ("accept = 1", "is no baseline file"),
-        ("[accept", "is no baseline file"),
+        ("accept = 1", "is not a baseline file"),
+        ("[accept", "is not a baseline file"),
     ],
 )
 def test_a_wrong_file_is_an_error(tmp_path: Path, text: str, message: str) -> None:
@@ -114,6 +114,6 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert done.status == 0 and REASON in " ".join(done.out.replace("│", " ").split())
     assert "no finding matches this entry of the baseline file any more: side-effects" in done.out
     missing = rove(*options, "missing.toml")
-    assert missing.status == 2 and "missing.toml is no baseline file" in missing.err
+    assert missing.status == 2 and "missing.toml is not a baseline file" in missing.err
     compared = rove("audit", "--compare", "sums", "sums", "--baseline", "baseline.toml")
     assert compared.status == 2 and "remove --baseline" in compared.err

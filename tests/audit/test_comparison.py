@@ -96,7 +96,7 @@ def test_reports_are_read_again(tmp_path: Path) -> None:
 def test_a_file_that_is_no_report(content: str, tmp_path: Path) -> None:
     path = tmp_path / "old.json"
     path.write_text(content)
-    with pytest.raises(ConfigError, match="is no report of an audit"):
+    with pytest.raises(ConfigError, match="is not a report of an audit"):
         read_report(path)
 
 

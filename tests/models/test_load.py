@@ -78,7 +78,7 @@ def test_a_model_with_truncated_weights_is_an_error(tmp_path: Path):
 )
 def test_a_model_that_does_not_continue_texts_is_refused_by_name(tmp_path: Path, config: dict[str, object]):
     (tmp_path / "config.json").write_text(json.dumps(config))
-    message = f"has the type {config['model_type']} and is no causal language model, which rove needs"
+    message = f"has the type {config['model_type']} and is not a causal language model, which rove needs"
     with pytest.raises(ConfigError, match=message):
         load_model(tmp_path, "cpu")
 

@@ -32,5 +32,5 @@ def test_a_folder_that_was_made_with_other_settings_of_the_template_is_refused(t
 
 def test_a_new_model_has_a_template_of_its_own(tmp_path: Path) -> None:
     request = TrainRequest("tictactoe", chat_template="chatml")
-    with pytest.raises(ConfigError, match="chat_template is set, but a new model has a template of its own"):
+    with pytest.raises(ConfigError, match="chat_template is set, but a new model has its own template"):
         prepare(request, None, tmp_path, 0, "auto", SilentReporter(), lambda path, values: None)

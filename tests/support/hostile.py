@@ -127,7 +127,7 @@ DISK = [
     Snippet("floods standard output", "while True: print('x' * 10000)", WALL, "supervisor"),
     Snippet("floods standard error from bash", "yes >&2", WALL, "supervisor", "bash"),
     Snippet("a value of 20 MB", "'x' * (20 << 20)", "runs: clipped", "supervisor", seconds=5),
-    Snippet("bytes that are no text, control sequences", r"import os; os.write(1, b'\xff\xfe\x1b[2J\x00') and None", "runs: no result", "supervisor"),
+    Snippet("bytes that are not text, control sequences", r"import os; os.write(1, b'\xff\xfe\x1b[2J\x00') and None", "runs: no result", "supervisor"),
 ]  # fmt: skip
 FILES = [
     Snippet("reads a file of the host", "open('$SECRET').read()", MISSING, "files"),

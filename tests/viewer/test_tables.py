@@ -19,7 +19,7 @@ from rove.runs.metrics import panels, with_derived, zero_advantage_share
 from rove.runs.serialization import encode_record
 from rove.viewer.index import alert_rows
 from rove.viewer.rollouts import copied_text, describe_rollout, tool_results
-from rove.viewer.run_table import Wanted, arrange, matrix, reward_ranges, with_difference
+from rove.viewer.run_table import RunSelection, arrange, matrix, reward_ranges, with_difference
 from rove.viewer.token_colors import COLORS, color_tokens
 
 
@@ -42,23 +42,23 @@ ROWS = [
 @each_row(
     ("wanted", "names"),
     [
-        (Wanted(), "a b rl rl/evaluations/x/1 broken"),
-        (Wanted(without={"rl/evaluations/x/1"}), "a b rl broken"),
-        (Wanted(text="quiz"), "a b"),
-        (Wanted(text="QUIZ seed=2"), "b"),
-        (Wanted(text="setting.seed=1"), "a"),
-        (Wanted(text="kind=rl"), "rl"),
-        (Wanted(text="win=0.25"), "a"),
-        (Wanted(text="seed=3"), ""),
-        (Wanted(tag="good"), "b"),
-        (Wanted(kind="rl"), "rl"),
-        (Wanted(sort="reward"), "rl a b rl/evaluations/x/1 broken"),
-        (Wanted(sort="reward", descending=False), "rl/evaluations/x/1 b a rl broken"),
-        (Wanted(sort="metric.win"), "a b rl rl/evaluations/x/1 broken"),
-        (Wanted(sort="setting.seed", descending=False), "a b rl rl/evaluations/x/1 broken"),
+        (RunSelection(), "a b rl rl/evaluations/x/1 broken"),
+        (RunSelection(without={"rl/evaluations/x/1"}), "a b rl broken"),
+        (RunSelection(text="quiz"), "a b"),
+        (RunSelection(text="QUIZ seed=2"), "b"),
+        (RunSelection(text="setting.seed=1"), "a"),
+        (RunSelection(text="kind=rl"), "rl"),
+        (RunSelection(text="win=0.25"), "a"),
+        (RunSelection(text="seed=3"), ""),
+        (RunSelection(tag="good"), "b"),
+        (RunSelection(kind="rl"), "rl"),
+        (RunSelection(sort="reward"), "rl a b rl/evaluations/x/1 broken"),
+        (RunSelection(sort="reward", descending=False), "rl/evaluations/x/1 b a rl broken"),
+        (RunSelection(sort="metric.win"), "a b rl rl/evaluations/x/1 broken"),
+        (RunSelection(sort="setting.seed", descending=False), "a b rl rl/evaluations/x/1 broken"),
     ],
 )
-def test_runs_are_filtered_and_sorted(wanted: Wanted, names: str):
+def test_runs_are_filtered_and_sorted(wanted: RunSelection, names: str):
     assert [row["name"] for row in arrange(ROWS, wanted)] == names.split()
 
 

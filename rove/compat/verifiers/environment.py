@@ -118,8 +118,6 @@ class Environment(EvaluableEnvironment):
             self._adapter = BridgedEnvironment(self)
         return self._adapter
 
-    # Rows
-
     def _set_datasets(self, dataset: Any, eval_dataset: Any) -> None:
         if dataset is None and eval_dataset is None:
             raise ValueError("Either dataset or eval_dataset must be provided")
@@ -192,8 +190,6 @@ class Environment(EvaluableEnvironment):
 
     make_dataset = staticmethod(make_dataset)
 
-    # Tokens
-
     def _tracker(self, state: State) -> UsageTracker:
         if not isinstance(state.get("usage_tracker"), UsageTracker):
             state["usage_tracker"] = UsageTracker()
@@ -212,8 +208,6 @@ class Environment(EvaluableEnvironment):
     def get_state_usage(self, state: State) -> dict[str, float] | None:
         """Return the tokens of a rollout so far; None if no usage has been reported."""
         return self._tracker(state).snapshot()
-
-    # A rollout's parts
 
     async def init_state(self, input: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None) -> State:
         """Return the initial state of a rollout of a row; packages may override it."""
@@ -283,7 +277,7 @@ class Environment(EvaluableEnvironment):
                 sampling_args=sampling_args or {},
                 state=request.state,
             )
-        # Until 0.1.7 this was no exception: the loop compared the id of the response.
+        # Until 0.1.7 this was not an exception: the loop compared the id of the response.
         except OverlongPromptError:
             if request.is_legacy:
                 return overlong_prompt()
@@ -331,8 +325,6 @@ class Environment(EvaluableEnvironment):
         """Run the rubric's `@cleanup` methods."""
         for state in states:
             await self.rubric.cleanup(state)
-
-    # Settings
 
     @property
     def requires_group_rollouts(self) -> bool:

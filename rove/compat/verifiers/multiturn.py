@@ -199,7 +199,7 @@ class MultiTurnEnv(Environment):
         rollout.state["timing"].generation.start = time.time()
         try:
             await asyncio.wait_for(rollout.run(), self.timeout_seconds)
-        # As in v0, a rollout that has timed out is no error: it is scored as it is.
+        # As in v0, a rollout that has timed out is not an error: it is scored as it is.
         except TimeoutError:
             self._mark_timed_out(rollout.state)
         finally:

@@ -30,7 +30,7 @@ class Parser:
         legacy: other keywords, which 0.1.0 to 0.1.4 set as attributes.
 
     Raises:
-        TypeError: there is another keyword, with ROVE_COMPAT=fixed.
+        TypeError: a keyword is unknown, with ROVE_COMPAT=fixed.
     """
 
     def __init__(self, extract_fn: Callable[[str], Any] = identity, **legacy: Any):
@@ -125,7 +125,7 @@ class XMLParser(Parser):
 
     Raises:
         ValueError: a field is empty or given twice.
-        TypeError: a field is something else.
+        TypeError: a field is neither a string nor a sequence of strings.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class Rubric(LegacyScoring):
 
     Raises:
         ValueError: there is not one weight per function.
-        TypeError: there is another keyword, with ROVE_COMPAT=fixed.
+        TypeError: a keyword is unknown, with ROVE_COMPAT=fixed.
     """
 
     def __init__(

@@ -333,7 +333,7 @@ def _property(
         return {**schema, **annotations, "title": name.replace("_", " ").title()}
     if not annotations:
         return schema
-    # OpenAI's strict schemas allow no other key beside `$ref`, so v0 inlines the definition if there is a description.
+    # OpenAI's strict schemas allow no other key next to `$ref`, so v0 inlines the definition if there is a description.
     return {**definitions[schema["$ref"].rpartition("/")[2]], **annotations}
 
 

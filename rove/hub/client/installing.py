@@ -122,7 +122,7 @@ def _requirements_of_extras(extras: Iterable[str]) -> list[str]:
     return requirements
 
 
-HINT = "install it without --into-current, into a virtual environment of its own"
+HINT = "install it without --into-current, into its own virtual environment"
 
 
 def check_no_conflict(name: str, module: str) -> None:

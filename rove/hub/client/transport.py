@@ -99,7 +99,7 @@ class FolderTransport:
         )
 
     async def close(self) -> None:
-        """Do nothing."""
+        """Close no connections, because a folder has none."""
 
 
 class HttpTransport:
@@ -136,9 +136,9 @@ class HttpTransport:
         async def attempt() -> object:
             content = body() if body is not None else None
             sink = BytesSink(path, MAX_RESPONSE_BYTES)
-            await self._receive(
-                method, path, sink, **{"data" if isinstance(content, aiohttp.FormData) else "json": content}
-            )
+            is_form = isinstance(content, aiohttp.FormData)
+            body_argument = {"data": content} if is_form else {"json": content}
+            await self._receive(method, path, sink, **body_argument)
             with suppress(msgspec.DecodeError):
                 return msgspec.json.decode(sink.content) if sink.content else {}
             raise HubError(f"{self.where}{path} does not respond with JSON; check that it is a hub")
@@ -186,6 +186,7 @@ class HttpTransport:
             limits = aiohttp.ClientTimeout(
                 total=TOTAL_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S
             )
+            # trust_env: proxies are named by environment variables.
             self._session = aiohttp.ClientSession(headers=self._headers, timeout=limits, trust_env=True)
         return self._session
 
@@ -193,6 +194,7 @@ class HttpTransport:
         return self.where + path if "?" in path else self.where + quote(path)
 
     async def _error_for(self, path: str, reply: aiohttp.ClientResponse) -> Exception:
+        # The beginning is enough, and a server may send an error page of any length.
         message = self._secrets.mask_text(_error_text(await reply.content.read(1 << 14)))
         description = f"HTTP {reply.status} from {self.where}{path}" + (f": {message}" if message else "")
         if reply.status in RETRYABLE_STATUSES:
@@ -218,11 +220,12 @@ def _error_text(answer: bytes) -> str:
     except msgspec.DecodeError:
         return ""
     message = str(body.get("error", ""))[:1000] if isinstance(body, dict) else ""
+    # Control characters of a server must not reach the terminal.
     return "".join(c if c.isprintable() else " " for c in message)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
     try:
         return min(max(float(headers.get("Retry-After", "0")), 0.0), MAX_RETRY_AFTER_S)
-    except ValueError:
+    except ValueError:  # HTTP also allows a date
         return 0.0

@@ -179,6 +179,7 @@ def measure(
     Args:
         python: Interpreter with the package's dependencies (default: the current interpreter).
     """
+    # Another interpreter gets rove from a folder that contains only rove: this interpreter's packages may not fit it.
     ours = [path for path in sys.path if path] if python is None else [rove_only_folder().name]
     workers = Workers(
         WORKER,
@@ -276,7 +277,7 @@ def build(
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:  # the temporary folder may be on another disk
             shutil.copytree(draft, staging, dirs_exist_ok=True)
-            staging.chmod(0o755)
+            staging.chmod(0o755)  # `mkdtemp` lets only this user read the folder
             atomic_replace(staging, target)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -371,4 +372,5 @@ def commit_of(folder: Path) -> str:
     if not git_output(folder, "ls-files"):
         return ""
     changes = git_output(folder, "status", "--porcelain", "--", ".", f":(exclude){OUTPUT}")
-    return git_output(folder, "rev-parse", "HEAD").strip() + "-dirty" * bool(changes)
+    commit = git_output(folder, "rev-parse", "HEAD").strip()
+    return f"{commit}-dirty" if changes else commit

@@ -149,8 +149,6 @@ class _Hub:
             logger.warning("%d downloads are not counted yet: %s", counted.total(), error)
             self.downloads += counted
 
-    # reading
-
     async def index(self, request: web.Request) -> web.StreamResponse:
         return await self._json(request, lambda reader: catalogue.listing(self.store, self.name, "/api/search"))
 
@@ -186,8 +184,6 @@ class _Hub:
         body = await asyncio.to_thread(lambda: msgspec.json.encode(build(request[ACCESS].reads)))
         return cached_response(request, body, "application/json")
 
-    # web pages
-
     async def front(self, request: web.Request) -> web.StreamResponse:
         query = self._query(request)
         return await self._html(request, lambda reader: self.site.search_page(query, reader))
@@ -211,8 +207,6 @@ class _Hub:
     ) -> web.StreamResponse:
         body = await asyncio.to_thread(lambda: show(request[ACCESS].reads))
         return cached_response(request, body, "text/html", policy)
-
-    # simple repository API
 
     async def add_slash(self, request: web.Request) -> web.StreamResponse:
         """Redirect to the address with a trailing slash, which relative links need."""
@@ -244,8 +238,6 @@ class _Hub:
         name would be installed instead (dependency confusion).
         """
         return self.fallback is not None and (reader == owner or not catalogue.has_private(self.store, owner))
-
-    # changes
 
     async def me(self, request: web.Request) -> web.StreamResponse:
         access = request[ACCESS]

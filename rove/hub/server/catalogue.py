@@ -93,6 +93,7 @@ def search(store: Store, query: Query, reader: str | None = None) -> JsonObject:
         conditions.append(("compatibility = ?", query.compatibility))
     conditions_sql = "".join(f" AND {sql}" for sql, _ in conditions)
     values = [reader, *(value for _, value in conditions)]
+    # Without words, no name matches better than another: ORDER BY (NULL) keeps the order of downloads.
     named = " AND ".join(["instr(name, ?)"] * len(words)) or "NULL"
     order = f"ORDER BY ({named}) DESC, downloads DESC, owner, name LIMIT ? OFFSET ?"
     rows = store.database.query(
@@ -154,6 +155,7 @@ def names(store: Store, owner: str, reader: str | None = None) -> list[str]:
         f"SELECT name FROM environments WHERE owner = ? AND latest IS NOT NULL AND {VISIBLE} ORDER BY name",
         [owner, reader],
     )
+    # An owner with only private environments looks like an unknown one to others (docs/hub_server.md).
     if not rows and reader != owner:
         raise RejectedError(404, f"this hub has no environments of an owner '{owner[:80]}'")
     return [row["name"] for row in rows]

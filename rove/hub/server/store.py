@@ -106,8 +106,6 @@ class Store:
         self.database.close()
         self._lock.close()
 
-    # owners
-
     def add_owner(self, owner: str, keys: Sequence[str] | None = None) -> bool:
         """Create or update an owner; return whether it is new.
 
@@ -119,7 +117,7 @@ class Store:
         with self.database.write() as transaction:
             is_new = transaction.execute("SELECT 1 FROM owners WHERE owner = ?", [owner]).fetchone() is None
             if is_new:
-                # Names that look alike have the same skeleton, so nobody can pose as another owner.
+                # Names that look alike have the same skeleton, so no one can pose as another owner.
                 confusable = "SELECT owner FROM owners WHERE skeleton = ?"
                 similar = transaction.execute(confusable, [skeleton(owner)]).fetchone()
                 if similar is not None:
@@ -132,8 +130,6 @@ class Store:
                 text = msgspec.json.encode(list(keys)).decode()
                 transaction.execute("UPDATE owners SET keys = ? WHERE owner = ?", [text, owner])
         return is_new
-
-    # versions
 
     def new_draft(self) -> Path:
         """Create a folder for the files of a new version."""
@@ -240,8 +236,6 @@ class Store:
                 "UPDATE environments SET downloads = downloads + ? WHERE owner = ? AND name = ?",
                 [(count, owner, name) for (owner, name), count in downloads.items()],
             )
-
-    # recovery
 
     def recover(self) -> list[str]:
         """Open the folder for serving, and delete files that a crash left behind.

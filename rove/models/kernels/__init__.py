@@ -111,7 +111,7 @@ def load_kernels(name: str, groups: int, size: int, bf16: bool = False) -> ctype
     flags = [*FLAGS, f"-DHEADS={groups}", f"-DSIZE={size}", f"-DW={vector}"]
     if bf16:
         flags.append("-DBF16")
-    # All that determines the machine code: a changed source, or another machine with the same home folder, compiles anew.
+    # All that determines the machine code: a changed source, or another machine with the same home folder, compiles again.
     identity = "\n".join([source.read_text("utf-8"), header.read_text("utf-8"), *flags, compiler, _processor()])
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     path = kernel_cache() / f"{name}-{digest}.so"

@@ -172,10 +172,12 @@ class Call:
         self.pending_call = None
         read_answer = reading.pop(self.child.own_fds[2])  # one host call at a time
         # Output is read during the call: a background process that fills its pipe would otherwise stop.
-        while requests not in (ready := readable([requests, *reading])):
+        ready = readable([requests, *reading])
+        while requests not in ready:
             for fd in ready:
                 if not reading[fd]():
                     del reading[fd]
+            ready = readable([requests, *reading])
         reading[self.child.own_fds[2]] = read_answer
         message = read_frame(requests)
         if message is None:

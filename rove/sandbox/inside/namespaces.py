@@ -1,6 +1,6 @@
 """The isolated environment of sessions: read-only files of this machine's Python, and nothing else of its disk.
 
-The zygote enters it once (`enter_jail`). Each session is forked into namespaces of its own (`namespace_flags`), gets a folder
+The zygote enters it once (`enter_jail`). Each session is forked into its own namespaces (`namespace_flags`), gets a folder
 (`mount_session`) and drops its privileges (`drop_privileges`). Features that the kernel refuses are recorded in `missing`;
 the host decides whether they are required.
 """
@@ -87,7 +87,7 @@ class Jail:
         for name, flag in SESSION_SPACES.items():
             if self.has(name):
                 flags |= flag
-        # RLIMIT_NPROC counts per user and user namespace: a nested one gives each session a count of its own
+        # RLIMIT_NPROC counts per user and user namespace: a nested one gives each session a separate count
         if not self.is_root and self.has("own user") and self.has("own count"):
             flags |= kernel.NEW_USER
         return flags

@@ -18,6 +18,7 @@ from rove.core.errors import ConfigError, TrustError
 from rove.core.plain import JsonObject
 from rove.hub.package import signing
 from rove.utils.files import atomic_write, config_folder
+from rove.utils.systems import rename
 
 HUB_VAR, TOKEN_VAR = "ROVE_HUB", "ROVE_HUB_TOKEN"
 SETTINGS, KEYS = "hub.toml", "known_keys.toml"
@@ -75,7 +76,7 @@ def save_hub(address: str, token: str | None) -> Path:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(tomli_w.dumps(content))
-        os.replace(draft, file)
+        rename(Path(draft), file)
     except BaseException:
         Path(draft).unlink(missing_ok=True)
         raise

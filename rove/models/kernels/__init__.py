@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from rove.utils.systems import rename
+
 logger = logging.getLogger(__name__)
 
 # Not -ffast-math: it assumes that there are no NaNs, by which a diverged model is recognized.
@@ -177,7 +179,7 @@ def _compile(command: list[str], path: Path) -> None:
             errors="replace",
             timeout=COMPILE_TIMEOUT_S,
         )
-        library.replace(path)
+        rename(library, path)
 
 
 @lru_cache(maxsize=1)

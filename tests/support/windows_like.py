@@ -1,11 +1,11 @@
 """Make this interpreter behave like one on Windows, as far as Linux can, then run `rove` with the given words.
 
-`python windows_like.py WORDS…` removes modules, functions, signals and files that Windows lacks, and adds rules of its file system
-and its text files: see `REFUSALS` and `open_file`. It does not test drives, processes or event loops of Windows.
+`python windows_like.py WORDS…` removes modules, functions, signals, and files that Windows lacks. It adds rules of Windows' file
+system (`REFUSALS`) and of its text files (`open_file`). It does not test drives, processes, or event loops of Windows.
 
-For all modules, a part of them is missing. For rove's own modules, all of them are missing, and the system is called "nt" and
-"win32". `--train` before the words limits this to rove's modules, because PyTorch's build for Linux needs what is missing; it also
-hides the C compilers.
+A part of the names is missing for all modules. For rove's own modules, all names are missing, and the system is called "nt" and
+"win32". `--train` before the words limits this to rove's modules, because PyTorch's build for Linux needs the missing names; it
+also hides the C compilers.
 """
 
 from __future__ import annotations
@@ -17,57 +17,65 @@ import importlib
 import io
 import os
 import re
-import select
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 MODULES = ("curses", "fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty")
-MISSING: Mapping[str, tuple[str, ...]] = {
-    "os": tuple(
-        """
-        O_ASYNC O_CLOEXEC O_DIRECT O_DIRECTORY O_DSYNC O_NDELAY O_NOATIME O_NOCTTY O_NOFOLLOW O_NONBLOCK O_PATH O_RSYNC O_SYNC
-        O_TMPFILE P_ALL P_PGID P_PID P_PIDFD WCONTINUED WCOREDUMP WEXITED WEXITSTATUS WIFCONTINUED WIFEXITED WIFSIGNALED
-        WIFSTOPPED WNOHANG WNOWAIT WSTOPPED WSTOPSIG WTERMSIG WUNTRACED chown chroot confstr confstr_names copy_file_range ctermid
-        environb eventfd fchdir fchmod fchown fdatasync fork forkpty fpathconf fstatvfs fwalk getegid getenvb geteuid getgid
-        getgrouplist getgroups getloadavg getpgid getpgrp getpriority getrandom getresgid getresuid getsid getuid getxattr
-        initgroups killpg lchown listxattr lockf login_tty major makedev memfd_create minor mkfifo mknod nice openpty pathconf
-        pathconf_names pidfd_open pipe2 posix_fadvise posix_fallocate posix_spawn posix_spawnp pread preadv pwrite pwritev readv
-        register_at_fork removexattr sched_getaffinity sched_getparam sched_getscheduler sched_setaffinity sched_setscheduler
-        sched_yield sendfile set_blocking setegid seteuid setgid setgroups setpgid setpgrp setpriority setregid setresgid setresuid
-        setreuid setsid setuid setxattr splice statvfs sync sysconf sysconf_names tcgetpgrp tcsetpgrp ttyname uname wait wait3
-        wait4 waitid writev
-        """.split()
-    ),
-    "signal": tuple(
-        """
-        ITIMER_PROF ITIMER_REAL ITIMER_VIRTUAL SIGALRM SIGBUS SIGCHLD SIGCLD SIGCONT SIGHUP SIGIO SIGIOT SIGKILL SIGPIPE SIGPOLL
-        SIGPROF SIGPWR SIGQUIT SIGRTMAX SIGRTMIN SIGSTKFLT SIGSTOP SIGSYS SIGTRAP SIGTSTP SIGTTIN SIGTTOU SIGURG SIGUSR1 SIGUSR2
-        SIGVTALRM SIGWINCH SIGXCPU SIGXFSZ SIG_BLOCK SIG_SETMASK SIG_UNBLOCK alarm getitimer pause pidfd_send_signal pthread_kill
-        pthread_sigmask setitimer siginterrupt sigpending sigtimedwait sigwait sigwaitinfo
-        """.split()
-    ),
+OS_NAMES = """
+O_ASYNC O_CLOEXEC O_DIRECT O_DIRECTORY O_DSYNC O_NDELAY O_NOATIME O_NOCTTY O_NOFOLLOW O_NONBLOCK O_PATH O_RSYNC O_SYNC
+O_TMPFILE P_ALL P_PGID P_PID P_PIDFD WCONTINUED WCOREDUMP WEXITED WEXITSTATUS WIFCONTINUED WIFEXITED WIFSIGNALED
+WIFSTOPPED WNOHANG WNOWAIT WSTOPPED WSTOPSIG WTERMSIG WUNTRACED chown chroot confstr confstr_names copy_file_range
+ctermid environb eventfd fchdir fchmod fchown fdatasync fork forkpty fpathconf fstatvfs fwalk getegid getenvb geteuid
+getgid getgrouplist getgroups getloadavg getpgid getpgrp getpriority getrandom getresgid getresuid getsid getuid
+getxattr initgroups killpg lchown listxattr lockf login_tty major makedev memfd_create minor mkfifo mknod nice openpty
+pathconf pathconf_names pidfd_open pipe2 posix_fadvise posix_fallocate posix_spawn posix_spawnp pread preadv pwrite
+pwritev readv register_at_fork removexattr sched_getaffinity sched_getparam sched_getscheduler sched_setaffinity
+sched_setscheduler sched_yield sendfile set_blocking setegid seteuid setgid setgroups setpgid setpgrp setpriority
+setregid setresgid setresuid setreuid setsid setuid setxattr splice statvfs sync sysconf sysconf_names tcgetpgrp
+tcsetpgrp ttyname uname wait wait3 wait4 waitid writev
+"""
+SIGNAL_NAMES = """
+ITIMER_PROF ITIMER_REAL ITIMER_VIRTUAL SIGALRM SIGBUS SIGCHLD SIGCLD SIGCONT SIGHUP SIGIO SIGIOT SIGKILL SIGPIPE
+SIGPOLL SIGPROF SIGPWR SIGQUIT SIGRTMAX SIGRTMIN SIGSTKFLT SIGSTOP SIGSYS SIGTRAP SIGTSTP SIGTTIN SIGTTOU SIGURG
+SIGUSR1 SIGUSR2 SIGVTALRM SIGWINCH SIGXCPU SIGXFSZ SIG_BLOCK SIG_SETMASK SIG_UNBLOCK alarm getitimer pause
+pidfd_send_signal pthread_kill pthread_sigmask setitimer siginterrupt sigpending sigtimedwait sigwait sigwaitinfo
+"""
+MISSING: Mapping[str, Sequence[str]] = {
+    "os": OS_NAMES.split(),
+    "signal": SIGNAL_NAMES.split(),
     "socket": ("AF_UNIX", "MSG_DONTWAIT", "MSG_NOSIGNAL", "SO_PEERCRED", "SO_REUSEPORT", "recv_fds", "send_fds"),
     "select": ("epoll", "poll", "PIPE_BUF", "POLLERR", "POLLHUP", "POLLIN", "POLLNVAL", "POLLOUT"),
     "asyncio": ("open_unix_connection", "start_unix_server"),
     "time": ("clock_gettime", "clock_gettime_ns", "clock_settime", "tzset"),
 }
 """Module → the names that it has on Linux and lacks on Windows (Python 3.11, from the type stubs of the standard library)."""
-MISSING_FOR_ALL = {
-    "os": """O_DIRECTORY O_NOFOLLOW O_NONBLOCK fchmod fork forkpty getegid geteuid getgid getloadavg getpgrp getpgid getuid killpg
-        major minor mkfifo nice posix_spawn posix_spawnp pread register_at_fork sched_getaffinity setpgid setsid statvfs sysconf
-        sysconf_names uname wait4""".split(),
-    "signal": """SIGALRM SIGCHLD SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGCONT SIGUSR1 SIGUSR2 pthread_sigmask""".split(),
-    "socket": ["recv_fds", "send_fds"],
-    "select": ["poll"],
+REMOVED_OS_NAMES = """
+O_DIRECTORY O_NOFOLLOW O_NONBLOCK fchmod fork forkpty getegid geteuid getgid getloadavg getpgrp getpgid getuid killpg
+major minor mkfifo nice posix_spawn posix_spawnp pread register_at_fork sched_getaffinity setpgid setsid statvfs
+sysconf sysconf_names wait4
+"""
+REMOVED: Mapping[str, Sequence[str]] = {
+    "os": REMOVED_OS_NAMES.split(),
+    "signal": (
+        "SIGALRM",
+        "SIGCHLD",
+        "SIGHUP",
+        "SIGKILL",
+        "SIGPIPE",
+        "SIGQUIT",
+        "SIGSTOP",
+        "SIGUSR1",
+        "pthread_sigmask",
+    ),
+    "socket": ("recv_fds", "send_fds"),
+    "select": ("poll",),
 }
-"""The names that can be deleted from a module: those that the standard library does not need here."""
+"""The names that are deleted, so that other packages do not have them either: all that these packages do not need here."""
 FORBIDDEN_CHARACTERS = set('<>:"|?*') | {chr(code) for code in range(32)}
 DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 WRITES_TEXT = re.compile(r"[wax]t?")
@@ -78,7 +86,7 @@ def remove_for_all() -> None:
     """Delete the functions and signals that exist on POSIX systems only, and make the import of modules fail."""
     for module in MODULES:
         sys.modules[module] = None  # pyright: ignore[reportArgumentType]
-    for name, missing in MISSING_FOR_ALL.items():
+    for name, missing in REMOVED.items():
         for attribute in missing:
             if hasattr(sys.modules[name], attribute):
                 delattr(sys.modules[name], attribute)
@@ -88,7 +96,7 @@ def remove_for_all() -> None:
 class Module(types.ModuleType):
     """A module without some of its names, and with other values for some."""
 
-    def __init__(self, module: types.ModuleType, missing: tuple[str, ...], values: Mapping[str, object]):
+    def __init__(self, module: types.ModuleType, missing: Sequence[str], values: Mapping[str, object]):
         super().__init__(module.__name__)
         object.__setattr__(self, "_rules", (module, missing, values))
 
@@ -148,13 +156,11 @@ def is_held(path: str) -> bool:
 
 def check_name(path: object, *_: object) -> None:
     """Refuse names that Windows refuses, or gives another meaning (`a:b` is a stream of the file `a`)."""
-    for part in Path(os.path.relpath(_text(path), START)).parts if is_below_start(path) else ():
-        if (
-            FORBIDDEN_CHARACTERS & set(part)
-            or DEVICE.fullmatch(part)
-            or part.rstrip(". ") != part
-            and set(part) != {"."}
-        ):
+    if not is_below_start(path):
+        return
+    for part in Path(os.path.relpath(os.path.realpath(_text(path)), START)).parts:
+        has_dropped_end = part.rstrip(". ") != part
+        if FORBIDDEN_CHARACTERS.intersection(part) or DEVICE.fullmatch(part) or has_dropped_end:
             raise OSError(errno.EINVAL, "no file can have this name on Windows", _text(path))
 
 
@@ -245,7 +251,17 @@ def hide_compilers() -> None:
 
 if __name__ == "__main__":
     # These modules adapt to the system when they are imported, as they do on Windows.
-    for name in ("asyncio", "multiprocessing.util", "pathlib", "selectors", "tempfile"):
+    for name in (
+        "asyncio",
+        "multiprocessing.util",
+        "pathlib",
+        "select",
+        "selectors",
+        "signal",
+        "socket",
+        "tempfile",
+        "time",
+    ):
         importlib.import_module(name)
     if sys.argv[1] == "--train":
         del sys.argv[1]

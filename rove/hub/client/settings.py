@@ -74,7 +74,7 @@ def save_hub(address: str, token: str | None) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, draft = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # created with mode 0600
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
             stream.write(tomli_w.dumps(content))
         rename(Path(draft), file)
     except BaseException:

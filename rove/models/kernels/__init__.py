@@ -186,7 +186,7 @@ def _compile(command: list[str], path: Path) -> None:
 def _processor() -> str:
     """Return a description of the processor, because machines with different processors may share a home folder."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         return next(line for line in lines if line.startswith(("flags", "Features")))
     except (OSError, StopIteration):
         return f"{platform.machine()} {platform.processor()} {torch.backends.cpu.get_cpu_capability()}"

@@ -139,7 +139,7 @@ def physical_memory() -> int | None:
 def signal_group(group: int, number: signal.Signals) -> None:
     """Send a signal to a process group, if it still exists. Windows has no groups: only the first process gets it."""
     send = os.killpg if hasattr(os, "killpg") else os.kill
-    with suppress(ProcessLookupError, PermissionError):
+    with suppress(OSError):  # for a process that has ended, Windows reports an invalid parameter
         send(group, number)
 
 
@@ -170,6 +170,16 @@ def venv_packages(folder: Path) -> Path:
     """Return the folder of a virtual environment that holds the installed packages."""
     [packages] = folder.glob("Lib/site-packages" if os.name == "nt" else "lib/python*/site-packages")
     return packages
+
+
+def allowed_name(name: str) -> str:
+    """Return a name for a file, with "-" for the characters that this system does not allow in it.
+
+    Windows would refuse most of them, and write `a:b` into a hidden stream of the file `a`.
+    """
+    if os.name != "nt":
+        return name
+    return "".join("-" if character in '<>:"/\\|?*' else character for character in name)
 
 
 def has_folder(name: str) -> bool:

@@ -15,6 +15,7 @@ import pytest
 from rove.runs.run import Run
 from rove.utils import systems
 from rove.utils.systems import (
+    allowed_name,
     can_lock,
     has_folder,
     is_locked,
@@ -25,6 +26,7 @@ from rove.utils.systems import (
     physical_memory,
     rename,
     shell_command,
+    signal_group,
     sync_files,
     venv_packages,
     venv_python,
@@ -199,3 +201,20 @@ def test_a_name_with_a_separator_is_a_path(monkeypatch: pytest.MonkeyPatch) -> N
     assert has_folder("./my_task") and not has_folder("my_task") and not has_folder(".\\my_task")
     monkeypatch.setattr(systems, "os", WindowsOs())
     assert has_folder("./my_task") and has_folder(".\\my_task") and not has_folder("my_task")
+
+
+def test_names_of_files_have_no_character_that_windows_does_not_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert allowed_name("gym:a--b") == "gym:a--b"
+    monkeypatch.setattr(systems, "os", WindowsOs())
+    assert allowed_name('openenv:http://a?b--"c"') == "openenv-http---a-b---c-"
+
+
+def test_a_signal_to_a_process_that_has_ended_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, number: int) -> None:
+        sent.append(pid)
+        raise OSError(22, "The parameter is incorrect")
+
+    sent: list[int] = []
+    monkeypatch.setattr(os, "killpg", refuse)
+    signal_group(12, signal.SIGTERM)
+    assert sent == [12]

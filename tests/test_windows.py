@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import re
 import subprocess
 import sys
@@ -20,8 +21,11 @@ NO_COMPILER = "there is no C compiler"
 
 def start(words: str, folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, str(PROGRAM), *words.split()]
+    # The job applies the rules of files to the files below its folder.
+    env = {**os.environ, "TMPDIR": str(folder / "temporary"), "XDG_CACHE_HOME": str(folder / "cache")}
+    (folder / "temporary").mkdir(exist_ok=True)
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, text=True, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+    return subprocess.Popen(command, cwd=folder, env=env, text=True, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
 
 
 def run(words: str, folder: Path) -> tuple[str, str]:

@@ -116,11 +116,17 @@ def test_the_job_refuses_to_move_what_is_open(start_folder: Path) -> None:
                 windows_like.check_free(path)
         with pytest.raises(PermissionError):
             windows_like.check_rename(start_folder / "b", start_folder / "folder/a")
+        descriptor = os.open(start_folder / "folder", os.O_RDONLY)  # as `shutil.rmtree` does
+        with pytest.raises(PermissionError):
+            windows_like.check_free("a", descriptor)
+        os.close(descriptor)
     windows_like.check_rename(start_folder / "b", start_folder / "folder/a")
     with (start_folder / "b").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
         file.close()
         with pytest.raises(PermissionError):
             windows_like.check_free(start_folder / "b")
+        with pytest.raises(OSError, match="mapped"):
+            windows_like.check_open(start_folder / "b", "w", os.O_WRONLY | os.O_TRUNC)
 
 
 def test_the_job_writes_text_as_windows_does(tmp_path: Path) -> None:

@@ -136,21 +136,30 @@ def refuse_handler(*_: object) -> None:
     raise NotImplementedError
 
 
-def _text(path: object) -> str:
-    return os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
+def path_of(path: object, folder: object = -1) -> str:
+    """Return the path that an event names, perhaps relative to the descriptor of a folder; "" for a descriptor."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        return ""
+    if isinstance(folder, int) and folder >= 0:
+        return os.path.join(os.readlink(f"/proc/self/fd/{folder}"), os.fsdecode(path))
+    return os.fsdecode(path)
+
+
+def mapped_files() -> list[str]:
+    """Return the files that this process has mapped into its memory."""
+    with io.open_code("/proc/self/maps") as maps:
+        return [line.split(maxsplit=5)[-1].strip() for line in maps.read().decode().splitlines()]
 
 
 def is_held(path: str) -> bool:
     """Return whether this process has opened or mapped a file, or a file in a folder."""
     real = os.path.realpath(path)
-    files = []
+    files = mapped_files()
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             files.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         except OSError:  # the descriptor of the listing
             continue
-    with io.open_code("/proc/self/maps") as maps:
-        files += [line.split(maxsplit=5)[-1].strip() for line in maps.read().decode().splitlines()]
     return any(file == real or file.startswith(f"{real}/") for file in files)
 
 
@@ -158,44 +167,48 @@ def check_name(path: object, *_: object) -> None:
     """Refuse names that Windows refuses, or gives another meaning (`a:b` is a stream of the file `a`)."""
     if not is_below_start(path):
         return
-    for part in Path(os.path.relpath(os.path.realpath(_text(path)), START)).parts:
+    for part in Path(os.path.relpath(os.path.realpath(path_of(path)), START)).parts:
         has_dropped_end = part.rstrip(". ") != part
         if FORBIDDEN_CHARACTERS.intersection(part) or DEVICE.fullmatch(part) or has_dropped_end:
-            raise OSError(errno.EINVAL, "no file can have this name on Windows", _text(path))
+            raise OSError(errno.EINVAL, "no file can have this name on Windows", path_of(path))
 
 
 def is_below_start(path: object) -> bool:
     """Return whether a file is in the folder in which this command was started; rules apply to these files only."""
-    return bool(_text(path)) and os.path.realpath(_text(path)).startswith(f"{START}/")
+    return bool(path_of(path)) and os.path.realpath(path_of(path)).startswith(f"{START}/")
 
 
-def check_free(path: object, *_: object) -> None:
+def check_free(path: object, folder: object = -1) -> None:
     """Refuse to delete or rename a file that this process holds open or maps."""
-    if is_below_start(path) and is_held(_text(path)):
-        raise PermissionError(errno.EACCES, "the file is open, and Windows does not delete or rename it", _text(path))
+    full_path = path_of(path, folder)
+    if is_below_start(full_path) and is_held(full_path):
+        raise PermissionError(errno.EACCES, "the file is open, and Windows does not delete or rename it", full_path)
 
 
 def check_rename(source: object, target: object, *_: object) -> None:
     """Refuse to rename open files and folders, and to replace open files."""
     check_name(target)
     check_free(source)
-    if os.path.isfile(_text(target)):
+    if os.path.isfile(path_of(target)):
         check_free(target)
-    if os.path.isdir(_text(target)) and is_below_start(target):
-        raise PermissionError(errno.EACCES, "Windows does not replace folders", _text(target))
+    if os.path.isdir(path_of(target)) and is_below_start(target):
+        raise PermissionError(errno.EACCES, "Windows does not replace folders", path_of(target))
 
 
 def check_open(path: object, mode: object, flags: object) -> None:
-    """Hide the files of /proc, and check names."""
-    if _text(path).startswith("/proc/") and _text(path) != "/proc/self/maps":
-        raise FileNotFoundError(errno.ENOENT, "there is no such file", _text(path))
+    """Hide the files of /proc, check names, and refuse to truncate mapped files."""
+    if path_of(path).startswith("/proc/") and path_of(path) != "/proc/self/maps":
+        raise FileNotFoundError(errno.ENOENT, "there is no such file", path_of(path))
     check_name(path)
+    truncates = isinstance(flags, int) and bool(flags & os.O_TRUNC)
+    if truncates and is_below_start(path) and os.path.realpath(path_of(path)) in mapped_files():
+        raise OSError(errno.EINVAL, "the file is mapped, and Windows does not truncate it", path_of(path))
 
 
 def refuse_link(source: object, target: object, *_: object) -> None:
     """Refuse symbolic links, which need a privilege on Windows."""
-    if is_below_start(target) or "rove-alone" in _text(target):
-        raise OSError(errno.EPERM, "a required privilege is not held by the client", _text(target))
+    if is_below_start(target) or "rove-alone" in path_of(target):
+        raise OSError(errno.EPERM, "a required privilege is not held by the client", path_of(target))
 
 
 REFUSALS = {
@@ -238,7 +251,7 @@ REAL_OPEN = open
 def rename(source: Any, target: Any) -> None:
     """Rename a file unless the target exists, as on Windows."""
     if os.path.lexists(target):
-        raise FileExistsError(errno.EEXIST, "the file exists, and Windows does not rename to it", _text(target))
+        raise FileExistsError(errno.EEXIST, "the file exists, and Windows does not rename to it", path_of(target))
     os.replace(source, target)
 
 

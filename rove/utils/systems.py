@@ -182,6 +182,13 @@ def allowed_name(name: str) -> str:
     return "".join("-" if character in '<>:"/\\|?*' else character for character in name)
 
 
+def file_path(address: str) -> Path:
+    """Return the path that is given as a path or as a `file://` address."""
+    path = address.removeprefix("file://")
+    has_drive = len(path) > 2 and path[0] == "/" and path[2] == ":"  # file:///C:/hub
+    return Path(path[1:] if os.name == "nt" and has_drive else path)
+
+
 def has_folder(name: str) -> bool:
     """Return whether a name has a separator of folders, which makes it a path: "/", and on Windows also a backslash."""
     return "/" in name or os.sep in name

@@ -17,6 +17,7 @@ from rove.utils import systems
 from rove.utils.systems import (
     allowed_name,
     can_lock,
+    file_path,
     has_folder,
     is_locked,
     link_or_copy,
@@ -218,3 +219,10 @@ def test_a_signal_to_a_process_that_has_ended_is_ignored(monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "killpg", refuse)
     signal_group(12, signal.SIGTERM)
     assert sent == [12]
+
+
+def test_a_file_address_is_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [str(file_path(address)) for address in ("file:///a/b", "/a/b", "a")] == ["/a/b", "/a/b", "a"]
+    assert str(file_path("file:///C:/hub")) == "/C:/hub"
+    monkeypatch.setattr(systems, "os", WindowsOs())
+    assert [str(file_path(address)) for address in ("file:///C:/hub", "C:/hub")] == ["C:/hub", "C:/hub"]

@@ -18,7 +18,7 @@ from rove.core.errors import ConfigError, TrustError
 from rove.core.plain import JsonObject
 from rove.hub.package import signing
 from rove.utils.files import atomic_write, config_folder
-from rove.utils.systems import rename
+from rove.utils.systems import file_path, rename
 
 HUB_VAR, TOKEN_VAR = "ROVE_HUB", "ROVE_HUB_TOKEN"
 SETTINGS, KEYS = "hub.toml", "known_keys.toml"
@@ -88,7 +88,7 @@ def normalize_address(address: str) -> str:
     address = address.strip()
     if is_url(address):
         return address.rstrip("/")
-    return str(Path(address.removeprefix("file://")).expanduser().resolve())
+    return str(file_path(address).expanduser().resolve())
 
 
 def is_url(address: str) -> bool:

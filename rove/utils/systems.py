@@ -75,7 +75,7 @@ def is_locked(file: os.stat_result) -> bool:
 
 def can_see_locks() -> bool:
     """Return whether this system shows the locks of other processes."""
-    return Path("/proc/locks").exists()
+    return sys.platform == "linux" and Path("/proc/locks").exists()
 
 
 def rename(source: Path, target: Path) -> None:

@@ -65,6 +65,7 @@ def test_a_missing_lock_is_reported_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_viewer_answers(tmp_path: Path) -> None:
     run("eval tictactoe -m scripted:teacher -n 1 -r 1 --run-dir runs/a", tmp_path)
+    (tmp_path / "runs/a/.lock").touch()  # as in a run folder that was copied from Linux
     process = start("view runs --port 0", tmp_path)
     try:
         assert process.stdout is not None

@@ -28,7 +28,7 @@ check: $(STAMP)  ## format, lint, types, layers, and what Windows lacks
 	$(BIN)/ruff check hatch_build.py rove environments examples tests benchmarks shim docs/site
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/docs/test_glossary.py tests/test_windows.py
+	$(BIN)/python -m pytest -q -m "not broad" tests/docs/test_glossary.py tests/test_windows.py
 
 test-real: $(STAMP)  ## tests with SmolLM2-135M, which is downloaded once
 	$(BIN)/python -m pytest -m real -q $(ARGS) tests/real

@@ -418,7 +418,7 @@ def _source(env: str, env_dir: str | None) -> tuple[str, int]:
     """
     try:
         file = environment_file(env, env_dir)
-        lines = file.read_text(errors="replace").splitlines() if file.suffix == ".py" else []
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.suffix == ".py" else []
     except (ConfigError, OSError):
         return "", 1
     file = file.resolve()

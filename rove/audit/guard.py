@@ -122,7 +122,7 @@ def events(log: Path) -> dict[str, list[str]]:
     """Return the distinct events of a log as kind → descriptions."""
     texts_by_kind: dict[str, dict[str, None]] = {}
     if log.exists():
-        for line in log.read_text(errors="replace").splitlines():
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
             kind, _, text = line.partition("\t")
             texts_by_kind.setdefault(kind, {})[text] = None
     return {kind: list(texts) for kind, texts in texts_by_kind.items()}

@@ -109,5 +109,5 @@ if __name__ == "__main__":
         result = json.dumps(parsed(**request))
     else:
         result = json.dumps({**facts(**request), "contacted": sorted(set(contacted))})
-    with os.fdopen(out, "w") as stdout:
+    with os.fdopen(out, "w", encoding="utf-8", newline="\n") as stdout:
         stdout.write(result)

@@ -279,7 +279,7 @@ def export(folder: Path, name: str, data: Path, as_json: bool) -> None:
     hint(
         console,
         f"search it: rove search{at(str(folder))}",
-        f"install: pip install --index-url file://{folder.resolve()}/OWNER/simple/ NAME",
+        f"install: pip install --index-url {folder.resolve().as_uri()}/OWNER/simple/ NAME",
         f"serve it with any web server: python -m http.server -d {folder}",
     )
 

@@ -43,9 +43,9 @@ CHECKSUMS = "CHECKSUMS"
 
 def write_checksums(folder: Path) -> None:
     """Write the digest of every file in a folder to the file `CHECKSUMS` in the folder."""
-    names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+    names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
     lines = [f"{_checksum(folder / name)}  {name}\n" for name in names if name != CHECKSUMS]
-    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8", newline="\n")
 
 
 def changed_files(folder: Path) -> list[str]:

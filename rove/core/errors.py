@@ -34,6 +34,7 @@ import asyncio
 import difflib
 import json
 import reprlib
+import sys
 import traceback
 from collections.abc import Iterable, Sequence
 
@@ -235,8 +236,21 @@ class needs_train_extra:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ModuleNotFoundError):
-            raise missing_train_package(error.name or "torch") from error
+        package = missing_package(error)
+        if package is not None:
+            raise missing_train_package(package) from error
+
+
+def missing_package(error: BaseException | None) -> str | None:
+    """Return the missing package that an error reports; None for other errors, and for modules that pip cannot install."""
+    # transformers reports a failed import of its own modules without a name; the cause tells whether a package is missing.
+    while isinstance(error, ImportError) and error.name is None:
+        error = error.__cause__
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    package = error.name.partition(".")[0]
+    is_own = package == "rove" or package in sys.stdlib_module_names
+    return None if is_own else error.name
 
 
 def as_json(value: object) -> str:

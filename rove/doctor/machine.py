@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import mmap
 import random
 import shutil
 import time
@@ -25,6 +25,7 @@ from rove.train.batch import Batch, can_pack, micro_batches
 from rove.train.config import RLConfig, TrainingConfig
 from rove.train.sequences import TrainingSequence
 from rove.train.trainer import MAX_LOGITS_BYTES, scores_natively, token_logprobs
+from rove.utils.systems import physical_memory
 from rove.utils.units import human_bytes, human_seconds
 
 ADAM_TENSORS = 2
@@ -235,7 +236,7 @@ def position_bytes(model: Any) -> int:
 def resident_memory() -> int:
     """Return the bytes of memory that this process uses now; 0 if /proc is unavailable."""
     lines = _lines("/proc/self/statm")
-    return int(lines[0].split()[1]) * os.sysconf("SC_PAGE_SIZE") if lines else 0
+    return int(lines[0].split()[1]) * mmap.PAGESIZE if lines else 0
 
 
 def memory_free(device: torch.device) -> int | None:
@@ -250,9 +251,7 @@ def memory_free(device: torch.device) -> int | None:
     used = _lines("/sys/fs/cgroup/memory.current")
     if limit and used and limit[0].isdigit():
         free.append(int(limit[0]) - int(used[0]))
-    if not free and "SC_PHYS_PAGES" in os.sysconf_names:
-        free.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return min(free, default=None)
+    return min(free, default=physical_memory())
 
 
 def check_memory(needed: dict[str, float], free: int | None) -> Finding:

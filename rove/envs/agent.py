@@ -35,6 +35,7 @@ from rove.server.proxy import Access, AgentTurns, ModelTurn, Proxy
 from rove.tools.tool import as_content
 from rove.utils.functions import is_async, maybe_await, unwrapped
 from rove.utils.processes import hidden_command, run_command, safe_environment
+from rove.utils.systems import shell_command
 from rove.utils.threads import PendingCalls, Threads
 
 Agent = Callable[[Access, State], Any]
@@ -260,7 +261,7 @@ class AgentEnv(Environment):
         for name in ("NO_PROXY", "no_proxy"):  # a proxy for outside must not handle requests to this process
             env[name] = ",".join(filter(None, (env.get(name), "127.0.0.1")))
         try:
-            words = ["/bin/sh", "-c", command] if isinstance(command, str) else command
+            words = shell_command(command) if isinstance(command, str) else command
             if self.hide_processes:
                 _check_program(words[0], env.get("PATH"), self.cwd)
                 words = hidden_command(words)
@@ -291,7 +292,7 @@ class AgentEnv(Environment):
 
 def _check_program(program: str, path: str | None, cwd: str | None) -> None:
     """Raise the error that starting a missing program raises, because `hidden_command` reports it only as an exit code."""
-    location = os.path.join(cwd or "", program) if os.sep in program else program
+    location = os.path.join(cwd or "", program) if os.path.dirname(program) else program
     if shutil.which(location, path=path) is None:
         code = errno.EACCES if os.path.exists(location) else errno.ENOENT
         raise OSError(code, os.strerror(code), program)

@@ -30,6 +30,7 @@ from rove.envs.environment import Environment
 from rove.envs.libraries import Library, find_library, library_version
 from rove.envs.question_files import check_question_file, is_question_file
 from rove.envs.questions import QuestionsEnv, question_file_version
+from rove.utils.systems import has_folder
 
 ENTRY_POINT_GROUP = "rove.environments"
 """Entry point group of packages with environments; the name of an entry point is the environment's name."""
@@ -347,7 +348,7 @@ def _module_name(env_id: str) -> str:
 def _is_path(env_id: str) -> bool:
     """Return whether a name is the path of an existing folder or Python file, such as "./environments/my_task"."""
     path = Path(env_id)
-    return "/" in env_id and (path.is_dir() or (path.suffix == ".py" and path.is_file()))
+    return has_folder(env_id) and (path.is_dir() or (path.suffix == ".py" and path.is_file()))
 
 
 def _folder_of(env_id: str, env_dir: str | Path | None) -> str | Path | None:

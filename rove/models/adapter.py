@@ -57,7 +57,7 @@ class Adapter:
         config.save_pretrained(str(path))
         tensors = {name: tensor.contiguous() for name, tensor in self.tensors().items()}
         save_file(tensors, path / ADAPTER_TENSORS, metadata={"format": "pt"})
-        (path / ADAPTER_BASE).write_text(self._base_digest + "\n", encoding="utf-8")
+        (path / ADAPTER_BASE).write_text(self._base_digest + "\n", encoding="utf-8", newline="\n")
 
 
 def add_adapter(

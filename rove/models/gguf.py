@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from rove.core.errors import ConfigError, missing_train_package
 from rove.core.plain import Arguments
 from rove.models.older_releases import save_model, save_tokenizer
+from rove.utils.systems import link_or_copy
 
 try:
     import gguf as _gguf
@@ -32,7 +33,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
         raise ConfigError(f"{file} is not a GGUF file: it starts with {start!r}, expected {MAGIC!r}")
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as alone:  # transformers would also read other files of the file's folder
-        (Path(alone) / file.name).symlink_to(file.absolute())
+        link_or_copy(Path(alone) / file.name, file.absolute())
         source: Arguments = {"gguf_file": file.name, "trust_remote_code": False}
         try:
             model = AutoModelForCausalLM.from_pretrained(alone, dtype=torch.float32, **source)

@@ -134,4 +134,6 @@ def _older_rope_settings(parameters: JsonObject, model_type: str) -> JsonObject:
 
 def write_json(file: Path, content: JsonObject) -> None:
     """Write a configuration file as transformers does."""
-    file.write_text(json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    file.write_text(
+        json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
+    )

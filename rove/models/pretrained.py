@@ -24,6 +24,7 @@ import msgspec
 from rove.core.errors import ConfigError, missing_train_package, nearest, sentence
 from rove.core.plain import JsonMapping
 from rove.utils.files import cache_folder, file_lock, remove
+from rove.utils.systems import rename
 
 PIP_TIMEOUT_S = 1800.0
 CHUNK_BYTES = 1 << 20
@@ -159,7 +160,7 @@ def _written(target: Path) -> Iterator[Path]:
         for file in draft.iterdir():
             file.chmod(0o755 if file.is_dir() else 0o644)
         try:
-            draft.replace(target)
+            rename(draft, target)
         except OSError as error:
             raise ConfigError(f"{target} was filled by another process: {error}; look there") from error
     finally:
@@ -174,7 +175,7 @@ def _from_package(model: Pretrained, target: Path, convert: Convert) -> None:
         with _written(target) as draft:
             convert(file, draft)
             template = Path(__file__).with_name(model.chat_template).read_text(encoding="utf-8")
-            (draft / "chat_template.jinja").write_text(template, encoding="utf-8")
+            (draft / "chat_template.jinja").write_text(template, encoding="utf-8", newline="\n")
 
 
 def check_model_type(name: str | Path, config: Path) -> None:

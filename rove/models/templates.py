@@ -174,7 +174,7 @@ def write_settings(folder: Path, settings: TemplateSettings, is_adapter: bool) -
         return
     # The tokenizer of a model is saved with its template; an adapter is saved without a tokenizer.
     if is_adapter and settings.chat_template is not None:
-        (folder / TEMPLATE_FILE).write_text(settings.chat_template, encoding="utf-8")
+        (folder / TEMPLATE_FILE).write_text(settings.chat_template, encoding="utf-8", newline="\n")
     (folder / ARGS_FILE).write_bytes(msgspec.json.encode(dict(settings.args)))
 
 

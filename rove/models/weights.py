@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from transformers.utils import logging
 from rove.core.digest import ADAPTER_CONFIG
 from rove.core.errors import ConfigError
 from rove.models.older_releases import write_json
+from rove.utils.systems import rename
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 """Types in which the weights of a trained model are written, by the types' names in safetensors files."""
@@ -139,17 +139,22 @@ def _count_types(file: Path, dtypes: Mapping[str, torch.dtype]) -> Counter[torch
 
 def _cast_file(file: Path, dtypes: Mapping[str, torch.dtype], main_dtype: torch.dtype) -> int:
     """Convert the weights in a file; return the size of the weights in bytes."""
+    weights = _cast_weights(file, dtypes, main_dtype)
+    draft = file.with_suffix(".draft")
+    save_file(weights, draft, metadata={"format": "pt"})
+    rename(draft, file)
+    return sum(tensor.nbytes for tensor in weights.values())
+
+
+def _cast_weights(file: Path, dtypes: Mapping[str, torch.dtype], main_dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return copies of the weights in a file. No tensor that maps the file is left, so that Windows lets the file be replaced."""
     weights: dict[str, torch.Tensor] = {}
     with safe_open(file, "pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118  (not a dict)
             tensor = tensors.get_tensor(name)
             dtype = dtypes.get(name, main_dtype) if tensor.is_floating_point() else tensor.dtype
-            # A copy: the file that the tensor is mapped from is replaced below.
             weights[name] = tensor.to(dtype, copy=True)
-    draft = file.with_suffix(".draft")
-    save_file(weights, draft, metadata={"format": "pt"})
-    os.replace(draft, file)
-    return sum(tensor.nbytes for tensor in weights.values())
+    return weights
 
 
 def _record_dtype(file: Path, dtype: torch.dtype) -> None:

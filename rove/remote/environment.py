@@ -25,6 +25,7 @@ from rove.remote.worker_pool import WorkerPool, WorkerPools
 from rove.rollouts.runner import run_with_limits
 from rove.rubrics import Rubric
 from rove.rubrics.rubric import merge_scores
+from rove.utils.systems import link_or_copy
 from rove.workers import Workers
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -260,5 +261,5 @@ class _RemoteRubric(Rubric):
 def rove_only_folder() -> tempfile.TemporaryDirectory[str]:
     """Return a folder that holds only rove, for the import path of another interpreter."""
     folder = tempfile.TemporaryDirectory(prefix="rove-alone-")
-    (Path(folder.name) / "rove").symlink_to(Path(__file__).resolve().parents[1])
+    link_or_copy(Path(folder.name) / "rove", Path(__file__).resolve().parents[1])
     return folder

@@ -19,6 +19,7 @@ from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
 from rove.envs.loading import project_file
 from rove.utils.files import cache_folder
+from rove.utils.systems import rename, venv_packages, venv_python
 
 INSTALL_TIMEOUT_S = 1800.0
 """Time limit for installing a package's dependencies."""
@@ -77,7 +78,7 @@ def make_venv(
     """
     if not (folder / "made").exists():
         _make(folder, arguments, seconds, stand_ins or {})
-    return str(_python(folder))
+    return str(venv_python(folder))
 
 
 def run_pip(python: str | Path, words: Sequence[str], failed: str, seconds: float = INSTALL_TIMEOUT_S) -> None:
@@ -118,7 +119,7 @@ def stand_in_arguments(folder: Path, stand_ins: StandIns) -> list[str]:
     # Otherwise pip would take a newer real distribution.
     limits = [f"{name}<={versions[-1]}\n" for name, versions in stand_ins.items()]
     constraints = folder / "constraints.txt"
-    constraints.write_text("".join(limits))
+    constraints.write_text("".join(limits), encoding="utf-8", newline="\n")
     return ["--find-links", str(folder), "--constraint", str(constraints)]
 
 
@@ -143,15 +144,16 @@ def _make(folder: Path, arguments: Sequence[str], seconds: float, stand_ins: Sta
         raise ConfigError(f"the virtual environment {folder} cannot be made: {error}") from error
     try:
         venv.EnvBuilder(with_pip=False, symlinks=os.name != "nt").create(new_folder)
-        [packages] = new_folder.glob("lib/python*/site-packages")
         fallbacks = [FALLBACK_PTH.format(folder=fallback) for fallback in _fallback_folders()]
         # "zz": Python reads these files in alphabetical order, and the package's own come first (docs/decisions/workers.md).
-        (packages / "zz_behind.pth").write_text("".join(fallbacks))
+        # Python 3.11 and 3.12 read these files with the encoding of the system.
+        paths = venv_packages(new_folder) / "zz_behind.pth"
+        paths.write_text("".join(fallbacks), encoding="locale", newline="\n")
         if arguments:
             words = ["install", *stand_in_arguments(new_folder / "stand_ins", stand_ins), *arguments]
-            run_pip(_python(new_folder), words, f"{', '.join(arguments)} cannot be installed", seconds)
+            run_pip(venv_python(new_folder), words, f"{', '.join(arguments)} cannot be installed", seconds)
         (new_folder / "made").touch()  # last: a folder without it is incomplete
-        new_folder.rename(folder)
+        rename(new_folder, folder)
     except OSError as error:
         if not (folder / "made").exists():  # else another process has made it
             raise ConfigError(f"the virtual environment {folder} cannot be made: {error}") from error
@@ -163,7 +165,3 @@ def _fallback_folders() -> list[str]:
     """Return the folders in which this interpreter finds installed packages."""
     folders = (*site.getsitepackages(), site.getusersitepackages())
     return [folder for folder in folders if Path(folder).is_dir()]
-
-
-def _python(folder: Path) -> Path:
-    return folder / "bin" / "python"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import os
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -24,6 +23,7 @@ from rove.rollouts.filters import Filter, merged_metrics
 from rove.runs.annotations import Annotations
 from rove.runs.run import RolloutKey, Run
 from rove.utils.files import atomic_replace, remove
+from rove.utils.systems import rename
 
 NUM_CHECKED = 100
 """Number of rollouts on which a filter is tried before anything is written."""
@@ -177,7 +177,7 @@ def _draft(path: Path) -> Generator[Path]:
         if draft.is_dir():
             atomic_replace(draft, path)
         else:
-            os.replace(draft, path)
+            rename(draft, path)
     finally:
         remove(draft)
 

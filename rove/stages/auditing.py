@@ -19,6 +19,7 @@ from rove.stages.clients import make_client
 from rove.stages.naming import run_folder
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.utils.event_loop import outside_event_loop, run_async
+from rove.utils.systems import has_folder
 
 
 def audit_environment(
@@ -72,7 +73,7 @@ def located(name: str, env_dir: str | None) -> tuple[str, str | None]:
     """Return the name and the folder of an environment that is given by name or by path: NAME, FOLDER/NAME, FOLDER/NAME.py."""
     path = Path(name)
     is_file = path.suffix == ".py"
-    if is_file or ("/" in name and (path.is_dir() or path.with_name(f"{path.name}.py").is_file())):
+    if is_file or (has_folder(name) and (path.is_dir() or path.with_name(f"{path.name}.py").is_file())):
         if env_dir is not None:
             raise ConfigError(
                 f"'{name}' is a path, which the folder {env_dir} (--env-dir) cannot change; remove one of them"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,6 +19,7 @@ from rove.stages.arguments import name_and_environment, settings_from
 from rove.stages.naming import named_environment
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.utils.event_loop import outside_event_loop, run_async
+from rove.utils.systems import rename
 
 if TYPE_CHECKING:
     from rove.models.load import LoadedModel
@@ -155,7 +155,7 @@ def save_atomically(loaded: LoadedModel, path: Path) -> None:
     draft = path.with_name(f".{path.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     save_new_model(draft, loaded)
-    os.replace(draft, path)
+    rename(draft, path)
 
 
 def model_text(config: ModelConfig, model: NewModel) -> str:

@@ -25,6 +25,7 @@ from rove.stages.clients import embedded
 from rove.stages.reporter import Reporter, TaskProgress
 from rove.statistics.format import interval
 from rove.utils.event_loop import run_async
+from rove.utils.systems import has_folder
 
 if TYPE_CHECKING:
     from rove.core.protocols import Client
@@ -61,7 +62,7 @@ def evaluation_target(config: SFTConfig, data: Run | None) -> EvaluationTarget:
         raise ConfigError(f"{data.path} does not name its environment; give --env ENV")
     # A name with an owner would be installed from a hub, and the data may come from others. `risky_settings` reports names
     # with a library, which can contain the address of a server.
-    if "/" in env and not is_question_file(env) and find_library(env) is None:
+    if has_folder(env) and not is_question_file(env) and find_library(env) is None:
         raise ConfigError(f"the environment of {data.path} is '{env}', which is loaded only on request: --env {env}")
     settings_file = data.path / "config.toml"
     risky = risky_settings({"env": env, "env_args": env_args})

@@ -6,7 +6,6 @@ each process's shard instead. Any number of processes can resume from both kinds
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -31,6 +30,7 @@ from rove.train.sharding import (
     write_shards,
 )
 from rove.train.trainer import Trainer
+from rove.utils.systems import rename
 
 STATE = "trainer.pt"
 ERROR_CHARACTERS = 200
@@ -163,7 +163,7 @@ def _set_aside(path: Path) -> Path:
     # A checkpoint may be damaged again after it was trained again.
     while (aside := path.with_name(f"{path.name}{DAMAGED}{number or ''}")).exists():
         number += 1
-    os.replace(path, aside)
+    rename(path, aside)
     return aside
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 
@@ -296,9 +297,10 @@ def check_evaluations(evaluations: Sequence[EvaluationConfig], run: Isolation = 
     names: set[str] = set()
     for evaluation in evaluations:
         evaluation.check(run)
-        if evaluation.label in names:
+        folder = os.path.normcase(evaluation.label)  # Windows' file system ignores case
+        if folder in names:
             raise ConfigError(f"two evaluations are named '{evaluation.label}'; give each its own name")
-        names.add(evaluation.label)
+        names.add(folder)
 
 
 EQUAL_BEST = ("last", "shortest")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rove.core.errors import RunError
-from rove.utils.systems import lock_file
+from rove.utils.systems import lock_file, rename
 
 MAX_FILE_BYTES = 1 << 26
 """Size limit of a file that is read whole."""
@@ -138,7 +138,7 @@ def atomic_write(target: Path, content: bytes) -> None:
     remove(draft)  # of a process that was killed; it may also be a link
     with open_regular(draft, "wb") as stream:
         stream.write(content)
-    os.replace(draft, target)
+    rename(draft, target)
 
 
 def create_folders(folder: Path) -> list[Path]:
@@ -159,8 +159,8 @@ def atomic_replace(draft: Path, target: Path) -> None:
     old = target.with_name(f".{target.name}.old")
     if target.exists():  # a folder that is not empty cannot be replaced in one step
         shutil.rmtree(old, ignore_errors=True)
-        os.replace(target, old)
-    os.replace(draft, target)
+        rename(target, old)
+    rename(draft, target)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -183,7 +183,7 @@ def recover_folders(folder: Path) -> None:
         if target.exists():
             remove(old)
         else:
-            os.replace(old, target)
+            rename(old, target)
 
 
 def truncate_torn_line(file: Path) -> None:

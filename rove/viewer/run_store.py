@@ -20,6 +20,7 @@ from rove.runs.token_stats import TrainedRollout, read_tokens
 from rove.runs.train_folder import EVALUATIONS, TrainFolder, is_train_folder
 from rove.statistics import Column
 from rove.utils.files import check_regular
+from rove.utils.systems import can_see_locks, is_locked
 from rove.viewer.html import utf8_text
 from rove.viewer.index import Index, JsonlTail, Progress
 from rove.viewer.queries import (
@@ -402,12 +403,11 @@ def _stat(file: Path) -> os.stat_result | None:
 def status(run: Run) -> str:
     """Return "complete", "running" or "stopped"."""
     lock = _stat(run.path / ".lock")
-    if lock is not None and _is_locked(lock):
+    if lock is not None and is_locked(lock):
         return "running"
     if (run.path / "summary.json").exists():
         return "complete"
-    locks_visible = Path("/proc/locks").exists()
-    return "running" if not locks_visible and time.time() - last_changed(run.path) < RUNNING_WINDOW_S else "stopped"
+    return "running" if not can_see_locks() and time.time() - last_changed(run.path) < RUNNING_WINDOW_S else "stopped"
 
 
 def train_status(folder: TrainFolder) -> str:
@@ -422,12 +422,3 @@ def train_status(folder: TrainFolder) -> str:
 def stop_reason(run: Run, current_status: str) -> str:
     """Return why a stopped run ended; "" if it could not record the reason (`kill -9`, power failure)."""
     return masked(run.why_stopped())[:MAX_REASON_CHARS] if current_status == "stopped" else ""
-
-
-def _is_locked(file: os.stat_result) -> bool:
-    """Return whether a process holds a lock on the file. Trying to lock it could make a starting run fail."""
-    inode = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-    try:
-        return any(inode in line.split() for line in Path("/proc/locks").read_text(encoding="ascii").splitlines())
-    except OSError:
-        return False

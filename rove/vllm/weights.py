@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rove.models.load import LoadedModel
+from rove.utils.systems import rename
 
 if TYPE_CHECKING:
     from rove.models.adapter import Adapter
@@ -54,7 +55,7 @@ def _add_tensor(folder: Path, name: str, tensor: torch.Tensor) -> None:
         with safe_open(single_file, "pt") as file:
             content = {"metadata": {}, "weight_map": dict.fromkeys(file.keys(), BODY_FILE)}
         # transformers reads a file of the old name alone, and would not find the head.
-        single_file.rename(folder / BODY_FILE)
+        rename(single_file, folder / BODY_FILE)
     content["weight_map"][name] = HEAD_FILE
     index.write_bytes(msgspec.json.encode(content))
 
@@ -83,7 +84,7 @@ def write_adapter(adapter: Adapter, folder: Path) -> None:
     adapter.save(new)
     folder.mkdir(parents=True, exist_ok=True)
     for file in new.iterdir():
-        file.replace(folder / file.name)
+        rename(file, folder / file.name)
     new.rmdir()
 
 

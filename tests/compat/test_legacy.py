@@ -346,6 +346,11 @@ def test_the_calculator_and_python_tools_return_results_or_errors() -> None:
     assert legacy_environments.python("None") == ""
 
 
+def test_the_python_tool_prints_every_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "cp1252")  # the encoding of pipes on Windows
+    assert legacy_environments.python("print('2 → 3')") == "2 → 3"
+
+
 @pytest.mark.usefixtures("alias")
 @pytest.mark.parametrize(
     ("statement", "instead"),

@@ -128,3 +128,17 @@ def test_values_are_shown_as_json_if_json_can_represent_them():
     assert as_json({"a": [None, True, "é"]}) == '{"a": [null, true, "é"]}'
     assert as_json({(1, 2): 3}) == "{(1, 2): 3}"
     assert as_json({"a": Path("b")}) == '{"a": "b"}'
+
+
+@pytest.mark.parametrize("name", ["fcntl", "rove.missing", None])
+def test_a_missing_module_that_pip_cannot_install_is_not_an_error_of_the_installation(name: str | None):
+    with pytest.raises(ModuleNotFoundError, match="No module"), errors.needs_train_extra():
+        raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+
+
+def test_the_cause_of_an_import_error_without_a_name_is_reported():
+    cause = ModuleNotFoundError("No module named 'jinja2.ext'", name="jinja2.ext")
+    with pytest.raises(ConfigError, match=r"needs the package 'jinja2.ext'"), errors.needs_train_extra():
+        raise ModuleNotFoundError("Could not import module 'X'") from cause
+    with pytest.raises(ModuleNotFoundError, match="Could not import"), errors.needs_train_extra():
+        raise ModuleNotFoundError("Could not import module 'X'") from AttributeError("SIGKILL")

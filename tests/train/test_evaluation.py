@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+import ntpath
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -550,6 +552,14 @@ def test_invalid_goals_are_rejected(wrong: dict[str, Any], message: str):
 def test_two_tables_with_the_same_name_are_rejected():
     with pytest.raises(ConfigError, match="two evaluations are named 'let'"):
         check_evaluations([table(), table()])
+
+
+def test_names_that_are_one_folder_on_windows_are_rejected_there(monkeypatch: pytest.MonkeyPatch):
+    tables = [table(name="let"), table(name="LET")]
+    check_evaluations(tables)
+    monkeypatch.setattr(os.path, "normcase", ntpath.normcase)
+    with pytest.raises(ConfigError, match="two evaluations are named 'LET'"):
+        check_evaluations(tables)
 
 
 def test_a_missing_environment_is_rejected_before_training(tmp_path: Path):

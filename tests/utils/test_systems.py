@@ -8,12 +8,30 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rove.runs.run import Run
 from rove.utils import systems
-from rove.utils.systems import can_lock, lock_file, on_signals, peak_memory, shell_command, sync_files
+from rove.utils.systems import (
+    allowed_name,
+    can_lock,
+    file_path,
+    has_folder,
+    is_locked,
+    link_or_copy,
+    lock_file,
+    on_signals,
+    peak_memory,
+    physical_memory,
+    rename,
+    shell_command,
+    signal_group,
+    sync_files,
+    venv_packages,
+    venv_python,
+)
 
 
 @pytest.fixture
@@ -81,14 +99,130 @@ def test_a_line_for_the_shell_is_run() -> None:
     assert subprocess.run(shell_command("echo a b"), capture_output=True, text=True, check=True).stdout == "a b\n"
 
 
-POSIX_ONLY = r"^\s*(import|from) (fcntl|resource|pwd|termios|grp)\b|os\.(killpg|getpgid)\(|signal\.SIGKILL"
-ALONE = {"rove/sandbox/inside", "rove/workers", "rove/vllm/supervisor.py", "rove/engine/grammar_worker.py"}
-"""Programs that run with the standard library alone, and the fork server, which exists only where `os.fork` does."""
+class WindowsOs:
+    """The module `os` with the name of Windows, whose files cannot be replaced for some attempts."""
+
+    name = "nt"
+    sep = "\\"
+
+    def __init__(self, num_refusals: int = 0):
+        self.num_refusals = num_refusals
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("sysconf", "major", "minor"):
+            raise AttributeError(name)
+        return getattr(os, name)
+
+    def replace(self, source: Path, target: Path) -> None:
+        if target.is_dir():
+            raise PermissionError("Windows replaces no folders")
+        if self.num_refusals:
+            self.num_refusals -= 1
+            raise PermissionError("a reader has the file open")
+        os.replace(source, target)
 
 
-def test_only_this_module_uses_what_windows_lacks() -> None:
-    root = Path(systems.__file__).parents[2]
-    command = ["grep", "-rlE", POSIX_ONLY, "rove", "--include=*.py"]
-    names = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
-    outside = [name for name in names if not any(name.startswith(folder) for folder in ALONE)]
-    assert outside == ["rove/utils/systems.py"]
+def test_a_file_that_a_reader_has_open_is_replaced_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systems, "os", WindowsOs(num_refusals=3))
+    monkeypatch.setattr(systems, "REPLACE_WAIT_S", 0)
+    (tmp_path / "new").write_text("new")
+    (tmp_path / "old").write_text("old")
+    rename(tmp_path / "new", tmp_path / "old")
+    assert (tmp_path / "old").read_text() == "new" and not (tmp_path / "new").exists()
+
+
+def test_a_file_that_stays_open_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systems, "os", WindowsOs(num_refusals=1000))
+    monkeypatch.setattr(systems, "REPLACE_WAIT_S", 0)
+    (tmp_path / "new").write_text("new")
+    with pytest.raises(PermissionError):
+        rename(tmp_path / "new", tmp_path / "old")
+    assert (tmp_path / "new").read_text() == "new"
+
+
+@pytest.mark.parametrize("system", [os, WindowsOs()], ids=["posix", "windows"])
+def test_an_empty_folder_is_replaced_and_a_full_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: object
+) -> None:
+    monkeypatch.setattr(systems, "os", system)
+    for name in ("a", "b", "empty"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a/file").write_text("1")
+    rename(tmp_path / "a", tmp_path / "empty")
+    assert (tmp_path / "empty/file").read_text() == "1"
+    with pytest.raises(OSError):
+        rename(tmp_path / "b", tmp_path / "empty")
+    assert (tmp_path / "b").is_dir() and (tmp_path / "empty/file").exists()
+
+
+def test_without_the_permission_to_link_a_copy_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("a required privilege is not held by the client")
+
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/file").write_text("1")
+    link_or_copy(tmp_path / "link", tmp_path / "folder")
+    assert (tmp_path / "link").is_symlink()
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    link_or_copy(tmp_path / "copy", tmp_path / "folder")
+    link_or_copy(tmp_path / "file", tmp_path / "folder/file")
+    assert (tmp_path / "copy/file").read_text() == (tmp_path / "file").read_text() == "1"
+    assert not (tmp_path / "copy").is_symlink() and not (tmp_path / "file").is_symlink()
+
+
+def test_a_lock_of_another_file_object_is_visible(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    with file.open("ab") as stream:
+        assert not is_locked(file.stat())
+        lock_file(stream)
+        assert is_locked(file.stat())
+    assert not is_locked(file.stat())
+
+
+def test_what_windows_does_not_tell_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = physical_memory()
+    assert memory is not None and memory > 1 << 28
+    monkeypatch.setattr(systems, "os", WindowsOs())
+    monkeypatch.setattr(systems.sys, "platform", "win32")
+    assert physical_memory() is None
+    assert not is_locked(tmp_path.stat())
+
+
+def test_parts_of_virtual_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lib/python3.11/site-packages").mkdir(parents=True)
+    assert venv_packages(tmp_path) == tmp_path / "lib/python3.11/site-packages"
+    assert venv_python(tmp_path) == tmp_path / "bin/python"
+    monkeypatch.setattr(systems, "os", WindowsOs())
+    (tmp_path / "Lib/site-packages").mkdir(parents=True)
+    assert venv_packages(tmp_path) == tmp_path / "Lib/site-packages"
+    assert venv_python(tmp_path) == tmp_path / "Scripts/python.exe"
+
+
+def test_a_name_with_a_separator_is_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert has_folder("./my_task") and not has_folder("my_task") and not has_folder(".\\my_task")
+    monkeypatch.setattr(systems, "os", WindowsOs())
+    assert has_folder("./my_task") and has_folder(".\\my_task") and not has_folder("my_task")
+
+
+def test_names_of_files_have_no_character_that_windows_does_not_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert allowed_name("gym:a--b") == "gym:a--b"
+    monkeypatch.setattr(systems, "os", WindowsOs())
+    assert allowed_name('openenv:http://a?b--"c"') == "openenv-http---a-b---c-"
+
+
+def test_a_signal_to_a_process_that_has_ended_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, number: int) -> None:
+        sent.append(pid)
+        raise OSError(22, "The parameter is incorrect")
+
+    sent: list[int] = []
+    monkeypatch.setattr(os, "killpg", refuse)
+    signal_group(12, signal.SIGTERM)
+    assert sent == [12]
+
+
+def test_a_file_address_is_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [str(file_path(address)) for address in ("file:///a/b", "/a/b", "a")] == ["/a/b", "/a/b", "a"]
+    assert str(file_path("file:///C:/hub")) == "/C:/hub"
+    monkeypatch.setattr(systems, "os", WindowsOs())
+    assert [str(file_path(address)) for address in ("file:///C:/hub", "C:/hub")] == ["C:/hub", "C:/hub"]

@@ -33,6 +33,7 @@ from rove.compat.verifiers.types import RolloutOutput, SamplingArgs, State, Tool
 from rove.core.errors import ConfigError
 from rove.core.records import REWARD_ERRORS
 from rove.statistics.summary import broken_reward
+from rove.utils.systems import allowed_name
 
 MAX_RETRY_DELAY_S = 60.0
 _ASYNC = Version("0.1.3")
@@ -383,7 +384,8 @@ def _base_url(client: Any) -> str:
 
 
 def _new_folder(env_id: str, model: str) -> Path:
-    return Path("outputs") / "evals" / f"{env_id}--{model.replace('/', '--')}" / uuid4().hex[:8]
+    name = f"{env_id}--{model.replace('/', '--')}"
+    return Path("outputs") / "evals" / allowed_name(name) / uuid4().hex[:8]
 
 
 class UsageTracker:

@@ -178,7 +178,12 @@ def python(code: str) -> str:
 def _run(code: str) -> tuple[str, str, bool]:
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code], timeout=_CODE_TIMEOUT_S, text=True, capture_output=True, check=False
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONIOENCODING": "utf-8"},  # otherwise cp1252 on Windows
+            timeout=_CODE_TIMEOUT_S,
+            encoding="utf-8",
+            capture_output=True,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return "", "", True

@@ -61,6 +61,6 @@ def write_results(results: Mapping[str, Any], folder: Path) -> None:
         row = plain(output)
         row.pop("trajectory", None)  # as in v0; it repeats the conversation for every turn
         lines.append(json.dumps(row, default=str))
-    (folder / _RESULTS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (folder / _RESULTS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
     metadata = json.dumps(plain(results["metadata"]), default=str, indent=2)
-    (folder / _METADATA_FILE).write_text(metadata, encoding="utf-8")
+    (folder / _METADATA_FILE).write_text(metadata, encoding="utf-8", newline="\n")

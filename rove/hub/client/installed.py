@@ -19,6 +19,7 @@ from rove.envs.environment import Environment
 from rove.hub.package.manifest import V0
 from rove.hub.package.names import Reference, parse_reference
 from rove.utils.files import data_folder, file_lock
+from rove.utils.systems import venv_python
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Installed(msgspec.Struct, kw_only=True, frozen=True):
     @property
     def python(self) -> Path:
         """Interpreter of its virtual environment."""
-        return self.path / "venv" / "bin" / "python"
+        return venv_python(self.path / "venv")
 
 
 def environment_folder(reference: Reference) -> Path:

@@ -38,6 +38,7 @@ from rove.hub.package.names import Reference, check_name, check_owner, check_ver
 from rove.hub.package.variables import warnings_of
 from rove.remote.venv import make_venv, run_pip, stand_in_arguments
 from rove.utils.files import atomic_write
+from rove.utils.systems import venv_packages
 
 VERIFIERS = "verifiers"
 PROVIDED = {"rove": (rove.__version__,), **PROVIDED_VERSIONS}
@@ -373,7 +374,7 @@ def install(offer: Offer, wheel: Path, allow_source: bool = False) -> Installed:
 def _fill_folder(offer: Offer, wheel: Path, folder: Path, allow_source: bool) -> str:
     """Install the wheel and its dependencies into a folder; return the path of the module's file in it."""
     python = make_venv(folder / "venv", [])
-    [packages] = (folder / "venv").glob("lib/python*/site-packages")
+    packages = venv_packages(folder / "venv")
     with tempfile.TemporaryDirectory() as empty:
         # Stand-ins satisfy the package's requirements of rove and verifiers, which must not be downloaded.
         _install(python, offer, wheel, allow_source, stand_in_arguments(Path(empty) / "wheels", PROVIDED))

@@ -18,6 +18,7 @@ from rove.core.errors import ConfigError, TrustError
 from rove.core.plain import JsonObject
 from rove.hub.package import signing
 from rove.utils.files import atomic_write, config_folder
+from rove.utils.systems import file_path, rename
 
 HUB_VAR, TOKEN_VAR = "ROVE_HUB", "ROVE_HUB_TOKEN"
 SETTINGS, KEYS = "hub.toml", "known_keys.toml"
@@ -73,9 +74,9 @@ def save_hub(address: str, token: str | None) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, draft = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # created with mode 0600
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
             stream.write(tomli_w.dumps(content))
-        os.replace(draft, file)
+        rename(Path(draft), file)
     except BaseException:
         Path(draft).unlink(missing_ok=True)
         raise
@@ -87,7 +88,7 @@ def normalize_address(address: str) -> str:
     address = address.strip()
     if is_url(address):
         return address.rstrip("/")
-    return str(Path(address.removeprefix("file://")).expanduser().resolve())
+    return str(file_path(address).expanduser().resolve())
 
 
 def is_url(address: str) -> bool:

@@ -271,7 +271,7 @@ def build(
                 check_verifiers_v1(wheel.name, compatibility(code), facts.group_rewards, facts.message_type)
         manifest, warnings = describe(wheel, members, code, table, facts, files, commit_of(folder))
         (draft / MANIFEST).write_bytes(manifest_bytes(manifest))
-        (draft / README).write_text(wheel.readme, encoding="utf-8")
+        (draft / README).write_text(wheel.readme, encoding="utf-8", newline="\n")
         target = (output or folder / OUTPUT) / f"{wheel.name}-{wheel.version}"
         target.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))

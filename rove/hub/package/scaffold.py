@@ -33,5 +33,5 @@ def scaffold(name: str, folder: Path, kind: str = "single_turn") -> Path:
             for word, replacement in words.items():
                 text = text.replace(word, replacement)
             (target / path).parent.mkdir(parents=True, exist_ok=True)
-            (target / path).write_text(text, encoding="utf-8")
+            (target / path).write_text(text, encoding="utf-8", newline="\n")
     return target

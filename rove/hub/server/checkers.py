@@ -17,6 +17,7 @@ from rove.core.plain import JsonObject
 from rove.hub.package.archives import PARTS, README, verify
 from rove.hub.package.manifest import find_markup, read_manifest
 from rove.hub.server.store import StoredFile
+from rove.utils.systems import rename
 from rove.workers import Workers
 
 
@@ -47,7 +48,7 @@ class Session:
         for part in parts:
             if part not in names:
                 raise PackageError(f"this upload contains a {part} archive that the manifest does not list")
-            (folder / part).rename(folder / names[part])
+            rename(folder / part, folder / names[part])
         package = verify(folder, keys or None)
         if package.wheel.readme and "readme" not in parts:
             (folder / README).write_text(package.wheel.readme, encoding="utf-8", newline="")

@@ -11,7 +11,6 @@ inserts its rows. A crash leaves a draft or a folder without rows; `Store.enter`
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import shutil
 import sqlite3
@@ -29,7 +28,7 @@ from rove.hub.package.manifest import Manifest, find_markup
 from rove.hub.package.names import check_name, check_owner, check_version, skeleton, version_key
 from rove.hub.server.database import FILE, Database, now
 from rove.hub.server.tokens import Access
-from rove.utils.systems import can_lock, lock_file, sync_files
+from rove.utils.systems import can_lock, lock_file, rename, sync_files
 
 MAX_RUN_BYTES = 4 << 20
 MAX_MODEL_CHARS = 200
@@ -180,7 +179,7 @@ class Store:
                 version_folder = self.files / owner / manifest.name / manifest.version
                 shutil.rmtree(version_folder, ignore_errors=True)  # left by a crash: it has no rows
                 version_folder.parent.mkdir(parents=True, exist_ok=True)
-                os.rename(draft, version_folder)
+                rename(draft, version_folder)
                 sync_files(version_folder.parent, version_folder.parent.parent, self.files)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -224,7 +223,7 @@ class Store:
                 change.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?)", values)
                 folder = self.files / owner / name / version / "runs"
                 folder.mkdir(exist_ok=True)
-                os.replace(draft / run.id, folder / f"{run.id}.json")
+                rename(draft / run.id, folder / f"{run.id}.json")
                 sync_files(folder, folder.parent)
         finally:
             shutil.rmtree(draft, ignore_errors=True)

@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from rove.utils.systems import rename
+
 logger = logging.getLogger(__name__)
 
 # Not -ffast-math: it assumes that there are no NaNs, by which a diverged model is recognized.
@@ -177,14 +179,14 @@ def _compile(command: list[str], path: Path) -> None:
             errors="replace",
             timeout=COMPILE_TIMEOUT_S,
         )
-        library.replace(path)
+        rename(library, path)
 
 
 @lru_cache(maxsize=1)
 def _processor() -> str:
     """Return a description of the processor, because machines with different processors may share a home folder."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         return next(line for line in lines if line.startswith(("flags", "Features")))
     except (OSError, StopIteration):
         return f"{platform.machine()} {platform.processor()} {torch.backends.cpu.get_cpu_capability()}"

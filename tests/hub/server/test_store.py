@@ -115,7 +115,7 @@ def test_missing_and_changed_files_are_reported_when_the_hub_starts(store: Store
     reopened.close()
 
 
-@pytest.mark.parametrize("dies", ["rename", "fsync", "COMMIT"])
+@pytest.mark.parametrize("dies", ["replace", "fsync", "COMMIT"])
 def test_a_failed_upload_leaves_no_files(store: Store, monkeypatch: pytest.MonkeyPatch, dies: str):
     add(store)
     listing_before = listing(store.folder)
@@ -223,7 +223,7 @@ def _upload_and_exit_at(step: int, folder: Path) -> None:
             return call
 
         store.database._connection().set_trace_callback(exit_at_step)
-        for module, name in ((os, "fsync"), (os, "rename"), (os, "mkdir"), (shutil, "rmtree")):
+        for module, name in ((os, "fsync"), (os, "replace"), (os, "mkdir"), (shutil, "rmtree")):
             setattr(module, name, counted(getattr(module, name)))
         add(store, version="1.1")
         os._exit(0)

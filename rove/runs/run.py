@@ -150,6 +150,7 @@ class Run(RunFiles):
         self._acquire()  # before anything is deleted or written
         file = self.path / "config.toml"
         if overwrite:
+            self._refuse_to_delete_inputs(config)
             for name in OWNED:
                 remove(self.path / name)
         self._check_files()
@@ -175,6 +176,20 @@ class Run(RunFiles):
         for folder in (self.path, self.path / "checkpoints"):
             recover_folders(folder)
         return continued and not changes
+
+    def _refuse_to_delete_inputs(self, config: Mapping[str, object]) -> None:
+        """Raise a `RunError` if `overwrite` would delete the model or the data that the new run needs."""
+        for name in ("model", "data"):
+            value = config.get(name)
+            if not isinstance(value, str) or not value:
+                continue
+            path = Path(value).expanduser()
+            if path.exists() and path.resolve().is_relative_to(self.path.resolve()):
+                self.close()
+                raise RunError(
+                    f"the {name} {value} is in the run folder {self.path}, which --overwrite would delete; pass another "
+                    "--run-dir (run_dir in Python)"
+                )
 
     def _is_unused(self) -> bool:
         """Return whether the folder holds only settings."""

@@ -140,6 +140,16 @@ def test_overwrite_deletes_the_old_run(tmp_path):
         assert not (tmp_path / "checkpoints").exists()
 
 
+@pytest.mark.parametrize(("name", "part"), [("model", "final"), ("data", ".")])
+def test_overwrite_never_deletes_the_model_or_the_data_of_the_new_run(tmp_path, name: str, part: str):
+    with start(tmp_path):
+        (tmp_path / "final").mkdir()
+    with Run(tmp_path) as run, pytest.raises(RunError, match=f"the {name} .* is in the run folder .* would delete"):
+        run.start("rl", {name: str(tmp_path / part)}, IDENTITY, overwrite=True)
+    assert (tmp_path / "final").is_dir()
+    start(tmp_path).close()  # nothing was deleted, and the lock is free
+
+
 def test_overwrite_never_empties_a_folder_that_is_no_run(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(RunError, match="is not a run folder"):

@@ -83,6 +83,7 @@ def print_preview(preview: SFTPreview, console: Console) -> None:
     for name, value in rows.items():
         table.add_row(name, value)
     console.print(table)
+    console.print(f"chat template: {preview.template}", soft_wrap=True)
     if preview.adapter:
         console.print(preview.adapter)
 

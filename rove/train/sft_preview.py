@@ -64,6 +64,8 @@ class SFTPreview(msgspec.Struct, frozen=True):
     """The first conversations."""
     adapter: str = ""
     """A text about the share of the model that the LoRA adapter would cover; "" without an adapter."""
+    template: str = ""
+    """A text about the chat template: tool calls, thinking, and the values of its variables."""
 
 
 def preview_sft(
@@ -113,7 +115,17 @@ def preview_sft(
             for conversation, sequences, _ in trainable[:SHOWN]
         ],
         adapter=describe_lora(config, loaded),
+        template=_describe_template(loaded.renderer),
     )
+
+
+def _describe_template(renderer: Renderer) -> str:
+    support = renderer.tool_support
+    parts = [f"no tools: {support.problem}" if support.format is None else f"tool calls: {support.format.name}"]
+    if "<think>" in renderer.template:
+        parts.append("writes <think>")
+    parts += [f"{name} = {value}" for name, value in renderer.settings.args.items()]
+    return "; ".join(parts)
 
 
 def _rendered(renderer: Renderer, sequences: Sequence[TrainingSequence]) -> list[list[Piece]]:

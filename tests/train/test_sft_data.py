@@ -13,6 +13,7 @@ from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, SystemMessage, ToolMessage, UserMessage
 from rove.core.records import RolloutRecord
 from rove.envs.dataset import example_key
+from rove.models.from_scratch import CHAT_TEMPLATE
 from rove.rendering.renderer import Renderer
 from rove.rendering.template_settings import TemplateSettings
 from rove.rollouts.export import RunRows, write_rows
@@ -185,6 +186,22 @@ def test_a_preview_says_how_much_an_adapter_would_cover():
     preview = preview_sft(settings(lora__rank=2, lora__targets=["q_proj"]), loaded, rows)
     assert preview.adapter.startswith("the adapter covers 2 layers with ")
     assert preview_sft(settings(), loaded, rows).adapter == ""
+
+
+def test_a_preview_describes_the_chat_template():
+    rows = [[UserMessage("hello"), AssistantMessage("world")]] * 3
+    loaded = tiny_model()
+    assert preview_sft(settings(), loaded, rows).template == "tool calls: hermes"
+    loaded.tokenizer.chat_template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    renderer = Renderer(loaded.tokenizer)
+    assert preview_sft(settings(), loaded._replace(renderer=renderer), rows).template.startswith(
+        "no tools: it ignores tools"
+    )
+    loaded.tokenizer.chat_template = CHAT_TEMPLATE.replace("<|assistant|>", "<|assistant|><think>")
+    renderer = Renderer(loaded.tokenizer, settings=TemplateSettings(args={"enable_thinking": True}))
+    assert preview_sft(settings(), loaded._replace(renderer=renderer), rows).template == (
+        "tool calls: hermes; writes <think>; enable_thinking = True"
+    )
 
 
 def test_a_max_length_beyond_the_context_is_an_error():

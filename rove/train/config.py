@@ -482,7 +482,7 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
     """Fraction of the peak learning rate that remains at the last step; the decay is linear."""
     equal_best: str = "last"
     """Which weights to keep if several evaluations have the best value of `keep_best`: "last" keeps the last of them, "shortest"
-    keeps those with the shortest responses, and of these the first."""
+    the last of those with responses that are at most 5% longer than the shortest."""
     lr_backoff: InnerFraction | None = None
     """Factor for the learning rate after the reward `keep_best` falls; training then continues from the best weights.
     The reward has fallen if it is at least 10% below the best reward so far and the 95% intervals do not overlap. By default,

@@ -38,6 +38,8 @@ MIN_PLATEAU_STEPS = 20
 """Minimum number of steps for which the variation of the rewards is meaningful."""
 MIN_LOSS_FALL = 1e-3
 """Share by which the validation loss must fall to count as progress."""
+LENGTH_TOLERANCE = 1.05
+"""Responses that are longer by this factor at most are as short as the shortest; see `best_of`."""
 MIN_FALL = 0.1
 """A reward has fallen if it is below the best reward by at least this share of the best reward."""
 
@@ -55,11 +57,11 @@ def best_of(history: Sequence[Mapping[str, float]], goal: Goal) -> Best | None:
     """Return the best measurement; None if there is none yet.
 
     With few rollouts, measurements are often equal. By default, the last of these counts: while training makes progress, weights
-    that were trained longer are better on average. With "shortest", the first with the shortest responses counts: tokens
-    that no reward function reads drift (docs/decisions/unrewarded_tokens.md).
+    that were trained longer are better on average. With "shortest", the last counts whose responses are about as short as the
+    shortest of them: tokens that no reward function reads drift (docs/decisions/unrewarded_tokens.md).
     """
     best: Best | None = None
-    best_length = math.inf
+    shortest = math.inf
     for row in history:
         value = row.get(goal.metric) if goal.metric is not None else None
         if value is None:
@@ -68,13 +70,14 @@ def best_of(history: Sequence[Mapping[str, float]], goal: Goal) -> Best | None:
         # Only a strictly better value starts the count of measurements without progress again.
         if best is None or not goal.is_as_good(best.value, value):
             best = Best(int(row["step"]), value, 0)
-            best_length = length
+            shortest = length
             continue
-        replaces_best = value == best.value and (goal.equal_best == "last" or length < best_length)
+        is_short = goal.equal_best == "last" or length <= LENGTH_TOLERANCE * shortest
+        replaces_best = value == best.value and is_short
         step = int(row["step"]) if replaces_best else best.step
         best = Best(step, best.value, best.since + 1)
         if replaces_best:
-            best_length = length
+            shortest = min(shortest, length)
     return best
 
 

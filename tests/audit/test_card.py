@@ -110,7 +110,7 @@ def test_a_training_of_another_environment_or_an_unfinished_one_is_an_error(fold
     with pytest.raises(ConfigError, match="a training in the environment 'quiz'; expected one in 'sums'"):
         make_card(msgspec.structs.replace(report(folder), env="sums"), tmp_path / "training")
     (tmp_path / "training" / COMPLETE).unlink()
-    with pytest.raises(ConfigError, match="no folder of a finished rove train"):
+    with pytest.raises(ConfigError, match="is not the folder of a finished rove train"):
         make_card(report(folder), tmp_path / "training")
 
 
@@ -135,7 +135,7 @@ def test_the_command(
     for words, message in (
         ((*options, "--card", "card.txt"), "--card card.txt: expected a file name that ends in .md or .json"),
         (options, "add --card FILE"),
-        (("audit", "quiz", "--card", "c.md", "--trained", "nothing"), "no folder of a finished rove train"),
+        (("audit", "quiz", "--card", "c.md", "--trained", "nothing"), "is not the folder of a finished rove train"),
         (("audit", "--compare", "quiz", "quiz", "--card", "c.md"), "remove it or --compare"),
     ):
         done = rove(*words)

@@ -156,7 +156,7 @@ def test_a_folder_that_is_no_dataset_is_not_replaced(tmp_path: Path):
 def test_values_that_do_not_fit_into_columns_are_errors(tmp_path: Path):
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
     mixed = [[{"role": "user", "content": "text", "mood": "good"}], [{"role": "user", "content": "text", "mood": [1]}]]
-    for prompts, message in (([image], "no text"), (mixed, "do not fit into columns")):
+    for prompts, message in (([image], "not text"), (mixed, "do not fit into columns")):
         records = [record(i, prompt=prompt) for i, prompt in enumerate(prompts)]
         rows = RunRows(made_run(tmp_path / message, records))
         with pytest.raises(vf.ConfigError, match=f"{message}.*use --to jsonl"):

@@ -460,11 +460,19 @@ def test_of_equal_measurements_the_shortest_responses_can_be_kept():
     for row, value in zip(history, [9.0, 11.0, 10.0, 10.0, 8.0], strict=True):
         row[length] = value
     goal = Goal("eval/easy/reward/mean", equal_best="shortest")
-    assert best_of(history, goal) == Best(3, 1.0, 3)
+    assert best_of(history, goal) == Best(4, 1.0, 3)
+    assert best_of(history[:3], goal) == Best(3, 1.0, 1)
     assert best_of(history[:2], goal) == Best(2, 1.0, 0)
     assert best_of(history, Goal("eval/easy/reward/mean")) == Best(4, 1.0, 3)
-    # Without measured lengths, the first of equal measurements is kept.
-    assert best_of(rows(1.0, 1.0, metric="eval/easy/reward/mean"), goal) == Best(1, 1.0, 1)
+    # Longer training is better, so the last of the short ones is kept; without measured lengths, the last of all.
+    assert best_of(rows(1.0, 1.0, metric="eval/easy/reward/mean"), goal) == Best(2, 1.0, 1)
+
+
+def test_of_equal_measurements_a_drift_of_many_small_steps_is_not_kept():
+    history = rows(*[1.0] * 20, metric="eval/easy/reward/mean")
+    for step, row in enumerate(history):
+        row["eval/easy/length/mean"] = 10.0 * 1.03**step
+    assert best_of(history, Goal("eval/easy/reward/mean", equal_best="shortest")) == Best(2, 1.0, 19)
 
 
 def test_count_falls_counts_significant_drops():

@@ -65,5 +65,20 @@ def continue_commands(folder: TrainFolder, row: ResultRow) -> dict[str, str]:
     environment = environment_words(folder)
     if not environment:
         return {}
-    words = [*environment, "-m", model_folder(folder, row)]
-    return {"play": command(["rove", "play", *words]), "rl": command(["rove", "rl", *words, "--steps", "100"])}
+    model = model_folder(folder, row)
+    words = [*environment, "-m", model]
+    rl = ["rove", "rl", *words, "--steps", "100"]
+    for stage in folder.stages():
+        # The settings of the last RL, which also name the held-out examples.
+        if describe_run(stage)["kind"] == "rl":
+            rl = [
+                "rove",
+                "rl",
+                "@",
+                str((stage.path / "config.toml").absolute()),
+                "-m",
+                model,
+                "--run-dir",
+                "runs/more-rl",
+            ]
+    return {"play": command(["rove", "play", *words]), "rl": command(rl)}

@@ -13,11 +13,11 @@ from made_training import made_training
 
 import rove as vf
 from rove.runs.run import Run
-from rove.runs.train_folder import COMPLETE, RESULTS, TrainFolder
+from rove.runs.train_folder import COMPLETE, RESULTS, ResultRow, TrainFolder
 from rove.viewer import api, train_answers
 from rove.viewer.api import QueryParams
 from rove.viewer.run_store import RunStore
-from rove.viewer.train_commands import repeat_command
+from rove.viewer.train_commands import continue_commands, repeat_command
 
 PARITY = """
 import rove as vf
@@ -121,6 +121,15 @@ def test_more_rl_is_not_proposed_near_the_best_reward(store: RunStore, monkeypat
     assert parts[1] == "It loses 4.2% of the best reward, so more RL can gain little: train on a harder setting."
     commands = [part["command"].split()[:2] for part in parts if isinstance(part, dict)]
     assert commands == [["rove", "train"], ["rove", "play"]]
+
+
+def test_more_rl_keeps_the_settings_of_the_last_rl(store: RunStore, tmp_path: Path):
+    folder = TrainFolder(tmp_path / "runs" / "mine")
+    row = ResultRow(name="+ RL", model="runs/mine/rl1/final", conditions={})
+    words = continue_commands(folder, row)["rl"].split()
+    # The settings name the held-out examples, which a new command would train on.
+    assert words[:4] == ["rove", "rl", "@", str(tmp_path / "runs/mine/rl1/config.toml")]
+    assert words[-2:] == ["--run-dir", "runs/more-rl"]
 
 
 def test_a_training_that_is_not_complete_is_to_be_continued(store: RunStore, tmp_path: Path):

@@ -80,16 +80,16 @@ OPENERS = {("", "open"): 1, ("io", "open"): 1, ("os", "fdopen"): 1}
 def locale_texts(nodes: Nodes) -> Iterator[Violation]:
     """Text files in the encoding of the system, which is cp1252 on Windows."""
     for call, owner, name in calls(nodes):
-        given = {keyword.arg for keyword in call.keywords}
+        keywords = {keyword.arg for keyword in call.keywords}
         is_method = isinstance(call.func, ast.Attribute)
         takes_mode = (owner, name) in OPENERS and (owner or not is_method)
-        opens = takes_mode and is_text_mode(call, OPENERS[owner, name]) and "opener" not in given
+        opens = takes_mode and is_text_mode(call, OPENERS[owner, name]) and "opener" not in keywords
         reads = is_method and name == "read_text" and not call.args
         writes = is_method and name == "write_text" and len(call.args) < 2 and owner != "formatter"  # a method of click
         # Path.open(); the method `open` of other objects takes no mode and no encoding.
         opens_path = is_method and name == "open" and call.args and is_text_mode(call, 0) and is_mode(call.args[0])
-        is_process = bool(given & {"text", "universal_newlines"}) and name in ("run", "Popen", "check_output")
-        if (opens or reads or writes or opens_path or is_process) and "encoding" not in given:
+        is_process = bool(keywords & {"text", "universal_newlines"}) and name in ("run", "Popen", "check_output")
+        if (opens or reads or writes or opens_path or is_process) and "encoding" not in keywords:
             yield Violation(call.lineno, ast.unparse(call)[:80])
 
 
@@ -101,12 +101,12 @@ def is_mode(node: ast.expr) -> bool:
 def translated_newlines(nodes: Nodes) -> Iterator[Violation]:
     """Written text files whose lines would end with \\r\\n on Windows, so that their digests and sizes differ."""
     for call, owner, name in calls(nodes):
-        given = {keyword.arg for keyword in call.keywords}
+        keywords = {keyword.arg for keyword in call.keywords}
         is_method = isinstance(call.func, ast.Attribute)
         writes = is_method and name == "write_text" and owner != "formatter"  # a method of click
         opens = (owner, name) in OPENERS and writes_text(call, 1)
         opens_path = is_method and name == "open" and bool(call.args) and is_mode(call.args[0]) and writes_text(call, 0)
-        if (writes or opens or opens_path) and "newline" not in given:
+        if (writes or opens or opens_path) and "newline" not in keywords:
             yield Violation(call.lineno, ast.unparse(call)[:80])
 
 

@@ -257,11 +257,8 @@ def as_json(value: object) -> str:
     """Return a value as JSON for an error message; as `str` if JSON cannot represent it."""
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
-    except (
-        TypeError,
-        ValueError,
-        RecursionError,
-    ):  # a key that is not a text, a list that contains itself, deep nesting
+    # A key that is not a text, a list that contains itself, deep nesting.
+    except (TypeError, ValueError, RecursionError):
         return str(value)
 
 

@@ -166,13 +166,14 @@ def _linear_layers(model: Any) -> dict[str, Any]:
 
 
 def _problems(model: Any, layers: Mapping[str, Any]) -> dict[str, str]:
-    """Return `_problem` of all linear layers, by name."""
+    """Return for each linear layer, by name, why it cannot have an adapter; "" if it can."""
     uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     text_layers = _text_layers(model)
-    problems = {path: _problem(model, path, layer, uses[id(layer.weight)]) for path, layer in layers.items()}
+    problems: dict[str, str] = {}
     for path, layer in layers.items():
-        # Training reads text only, so an adapter of these layers would stay at zero.
-        if layer not in text_layers:
+        if layer in text_layers:
+            problems[path] = _problem(model, path, layer, uses[id(layer.weight)])
+        else:  # training reads text only, so an adapter of these layers would stay at zero
             problems[path] = "belongs to a part of the model that reads images or sound"
     return problems
 

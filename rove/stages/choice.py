@@ -75,7 +75,7 @@ class Scale(msgspec.Struct, frozen=True):
         if self.max_kl_penalty == 0:
             return {"entropy_bonus": self.entropy_bonus, "entropy_target": ENTROPY_TARGET}
         weight = min(self.max_kl_penalty, ROLLOUT_KL_PENALTY / max(1.0, sampled_tokens))
-        return {"kl_penalty": round(weight, 4)}
+        return {"kl_penalty": float(f"{weight:.2g}")}  # not round(): long rollouts would have no penalty
 
 
 NEW = Scale(

@@ -194,11 +194,11 @@ def test_a_teacher_is_examined_before_anything_is_trained(rove: Rove) -> None:
 def test_a_recipe_that_the_stages_refuse_does_not_replace_that_of_the_folder(rove: Rove) -> None:
     rove("train", "parity", "--dry-run", "--run-dir", "mine")
     rove("eval", "parity", "-m", "scripted:guesser", "-n", "1", "-r", "1", "--run-dir", "mine/data")
-    own = Path("mine/recipe.toml").read_text()
-    Path("other.toml").write_text(own + "\n# another one\n")
+    first_recipe = Path("mine/recipe.toml").read_text()
+    Path("other.toml").write_text(first_recipe + "\n# another one\n")
     done = rove("train", "parity", "--recipe", "other.toml", "--run-dir", "mine")
     assert done.status != 0 and "mine/data" in done.err
-    assert Path("mine/recipe.toml").read_text() == own
+    assert Path("mine/recipe.toml").read_text() == first_recipe
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ ROWS = [
 
 
 @each_row(
-    ("wanted", "names"),
+    ("selection", "names"),
     [
         (RunSelection(), "a b rl rl/evaluations/x/1 broken"),
         (RunSelection(without={"rl/evaluations/x/1"}), "a b rl broken"),
@@ -58,8 +58,8 @@ ROWS = [
         (RunSelection(sort="setting.seed", descending=False), "a b rl rl/evaluations/x/1 broken"),
     ],
 )
-def test_runs_are_filtered_and_sorted(wanted: RunSelection, names: str):
-    assert [row["name"] for row in arrange(ROWS, wanted)] == names.split()
+def test_runs_are_filtered_and_sorted(selection: RunSelection, names: str):
+    assert [row["name"] for row in arrange(ROWS, selection)] == names.split()
 
 
 def test_differences_to_a_baseline_need_the_same_environment_and_a_reward():

@@ -32,21 +32,38 @@ def fit_to_time(sections: Sequence[Section], estimate: Estimate, minutes: float)
     """Return a recipe whose estimated time is at most `minutes`, and its estimate.
 
     Evaluations get fewer examples, SFT fewer examples or epochs, and RL fewer steps, in that order; with few steps, also fewer
-    groups per step. The remaining settings stay.
+    groups per step. SFT and RL get time limits, because steps can take longer than the estimate. The remaining settings stay.
 
     Raises:
         ConfigError: Even the smallest recipe takes longer.
     """
-    if estimate.most <= 60 * minutes:
-        return list(sections), estimate
-    fitted, shorter = _shortened(sections, estimate, 60 * minutes)
+    fitted, shorter = copy.deepcopy(list(sections)), estimate
+    if estimate.most > 60 * minutes:
+        fitted, shorter = _shortened(sections, estimate, 60 * minutes)
     if shorter.rl_steps < MIN_STEPS:
         least = _least_minutes(sections, estimate, minutes)
         raise ConfigError(
             f"minutes is {minutes:g}; expected at least {least}: the smallest recipe takes that long with this model on "
             "this machine at its present load"
         )
+    _limit_stages(fitted, shorter, minutes)
     return fitted, shorter
+
+
+def _limit_stages(sections: Sequence[Section], estimate: Estimate, minutes: float) -> None:
+    """Divide the time that the data and the table leave between SFT and RL, in proportion to their estimated times."""
+    values: dict[str, Any] = {section.name: section.values for section in sections}
+    sft_seconds = estimate.sft_steps * estimate.sft_step
+    rl_seconds = estimate.initial + estimate.rl_steps * estimate.rl_step
+    factor = (60 * minutes - estimate.data - estimate.table) / (sft_seconds + rl_seconds)
+    if "sft" in values:
+        values["sft"]["max_minutes"] = _rounded(factor * sft_seconds / 60)
+    [rl] = values["rl"]
+    rl["max_minutes"] = _rounded(factor * rl_seconds / 60)
+
+
+def _rounded(minutes: float) -> float:
+    return max(0.1, round(minutes, 1))
 
 
 def _least_minutes(sections: Sequence[Section], estimate: Estimate, minutes: float) -> int:

@@ -318,6 +318,8 @@ class Goal(msgspec.Struct, frozen=True):
     """Stop when the metric is at least this value (for a loss: at most)."""
     equal_best: str = "last"
     """Which of several measurements with the best value is selected; see `RLConfig.equal_best`."""
+    max_minutes: float | None = None
+    """Stop after the step at which all steps together have taken this many minutes; None never stops."""
 
     @property
     def length_metric(self) -> str | None:
@@ -416,6 +418,9 @@ class TrainingConfig(Settings, frozen=True, kw_only=True):
     early."""
     target: FiniteFloat | None = None
     """Stop when the metric `keep_best` reaches this value; by default, training does not stop early."""
+    max_minutes: PositiveFloat | None = None
+    """Stop after the step at which the steps of the run, with their evaluations, have taken this many minutes in total. The
+    time during which the run was interrupted does not count. By default, there is no limit."""
     loggers: list[str] = []
     """Services that also receive the metrics: "tensorboard", "wandb", or "trackio"."""
     alerts: AlertLimits = AlertLimits()
@@ -426,7 +431,7 @@ class TrainingConfig(Settings, frozen=True, kw_only=True):
     @property
     def goal(self) -> Goal:
         """The metric that selects the best weights, and when training stops early."""
-        return Goal(self.keep_best, self.patience, self.target)
+        return Goal(self.keep_best, self.patience, self.target, max_minutes=self.max_minutes)
 
     def _check_shared(self) -> None:
         self.lora.check()
@@ -532,7 +537,7 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
     @property
     def goal(self) -> Goal:
         """The metric that selects the best weights, and when training stops early."""
-        return Goal(self.keep_best, self.patience, self.target, self.equal_best)
+        return Goal(self.keep_best, self.patience, self.target, self.equal_best, self.max_minutes)
 
     @property
     def groups(self) -> int:

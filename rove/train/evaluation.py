@@ -83,6 +83,10 @@ def best_of(history: Sequence[Mapping[str, float]], goal: Goal) -> Best | None:
 
 def stop_reason(history: Sequence[Mapping[str, float]], goal: Goal) -> str | None:
     """Return why training ends after the last step of `history`; None if it continues."""
+    if goal.max_minutes is not None:
+        minutes = sum(map(seconds_of_step, history)) / 60
+        if minutes >= goal.max_minutes:
+            return f"the steps took {minutes:.3g} minutes, and max_minutes is {goal.max_minutes:g}"
     best = best_of(history, goal)
     if best is None:
         return None
@@ -96,6 +100,12 @@ def stop_reason(history: Sequence[Mapping[str, float]], goal: Goal) -> str | Non
     if since < best.since:
         text += f", and the validation loss has not fallen for {since}"
     return text
+
+
+def seconds_of_step(row: Mapping[str, float]) -> float:
+    """Return the seconds that a step took, with its evaluations. `time/step` counts overlapping sampling and training once."""
+    parts = ("time/step",) if "time/step" in row else ("time/sampling", "time/training", "time/sync")
+    return sum(row.get(name, 0.0) for name in (*parts, "time/evaluation"))
 
 
 def _last_fall(history: Sequence[Mapping[str, float]]) -> int:
@@ -206,8 +216,7 @@ class HeldOutEvaluations:
         metrics = await self.measure(step, due)
         check_measured(goal.metric, due, metrics)
         not_due = [config for config in self.configs if config not in due]
-        measured_row = {**row, **metrics}
-        ends_here = goal.metric in measured_row and stop_reason([*history, measured_row], goal) is not None
+        ends_here = stop_reason([*history, {**row, **metrics}], goal) is not None
         if not_due and ends_here:
             seconds = metrics.get("time/evaluation", 0.0)
             metrics |= await self.measure(step, not_due)

@@ -97,7 +97,7 @@ async def train_rl(
             history.append(row)
             if goal.metric in row:
                 keep_best(run, loaded, history, goal)
-                reason = stop_reason(history, goal)
+            reason = stop_reason(history, goal)
             run.append_metrics(row)
             callbacks.after_step(history)
             if on_sample is not None and config.show_every and step % config.show_every == 0:

@@ -99,14 +99,15 @@ def train_sft(
         while step < total and stopped is None:
             metrics = _step(config, step, total, training, group, run, history)
             step += 1
-            measured = step % config.validate_every == 0 or step == total
             row = {"step": step, **metrics}
+            is_last = step == total or stop_reason([*history, row], goal) is not None
+            measured = is_last or step % config.validate_every == 0
             if measured:
                 row[VALIDATION_LOSS] = group.call_all(Learner.mean_loss, held_out)
             if measured or evaluations.due(step):
                 group.call_all(Learner.gather)
             if config.evaluation:
-                row |= asyncio.run(evaluations.after_step(row, history, step == total, goal))
+                row |= asyncio.run(evaluations.after_step(row, history, is_last, goal))
             history.append(row)
             if goal.metric in row:
                 keep_best(run, loaded, history, goal)

@@ -51,9 +51,12 @@ def by_name(sections: list[Section]) -> dict[str, Any]:
     return {section.name: section.values for section in sections}
 
 
-def test_a_recipe_that_fits_stays_the_same():
+def test_a_recipe_that_fits_only_gets_time_limits():
     sections, estimate = fit_to_time(recipe(), estimated(), minutes=200)
+    values = by_name(sections)
+    limits = values["sft"].pop("max_minutes"), values["rl"][0].pop("max_minutes")
     assert (sections, estimate) == (recipe(), estimated())
+    assert sum(limits) == pytest.approx(200 - (30 + 480) / 60, abs=0.1)
 
 
 @given(st.floats(1.0, 300.0), st.booleans())
@@ -70,8 +73,11 @@ def test_every_recipe_fits_and_is_no_smaller_than_necessary(minutes: float, with
     assert values["evaluation"]["num_examples"] >= MIN_EXAMPLES <= rl["evaluation"][0]["num_examples"]
     if rl["steps"] < RL["steps"]:  # another step would not have fitted
         assert estimate.most + estimate.rl_step > 60 * minutes
+    stage_limits = rl["max_minutes"]
     if with_sft:
         assert (values["sft"]["epochs"], values["data"]["num_examples"]) >= (1, 1)
+        stage_limits += values["sft"]["max_minutes"]
+    assert 60 * stage_limits + estimate.data + estimate.table == pytest.approx(60 * minutes, abs=7)
 
 
 def test_a_quarter_of_an_hour_leaves_twenty_steps_of_fewer_groups():

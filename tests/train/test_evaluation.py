@@ -219,6 +219,15 @@ def test_training_stops_when_evaluations_no_longer_improve(tmp_path: Path, envs:
     assert weights_of(tmp_path) == weights
 
 
+def test_training_stops_at_the_time_limit_and_evaluates(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
+    patch_rewards(monkeypatch, {1: 0.1})
+    train(tmp_path, with_evaluations(envs, table(every=99), keep_best=REWARD, max_minutes=1e-6), two_turns())
+    assert metric_by_step(tmp_path, REWARD) == {1: 0.1}
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["steps"], summary["best"]["step"]) == (1, 1)
+    assert "max_minutes is 1e-06" in summary["stopped"]
+
+
 REWARDS_WITH_FALL = {0: 0.5, 1: 0.6, 2: 0.1, 3: 0.3, 4: 0.7, 5: 0.65}
 
 
@@ -488,6 +497,15 @@ def test_count_falls_counts_significant_drops():
     assert count(0.5, 0.4, half_width=0.06) == 0  # the intervals overlap
     assert count(-0.5, -0.6) == 1
     assert count_falls(rows(0.5, 0.1), Goal()) == 0
+
+
+def test_stop_reason_counts_the_seconds_of_all_steps():
+    sft_step = {"step": 1.0, "time/step": 20.0, "time/evaluation": 25.0}
+    overlapping_step = {"step": 2.0, "time/sampling": 99.0, "time/training": 5.0, "time/step": 6.0}
+    rl_step = {"step": 3.0, "time/sampling": 5.0, "time/training": 3.0, "time/sync": 1.0}
+    history = [sft_step, overlapping_step, rl_step]  # 60 seconds
+    assert stop_reason(history, Goal(max_minutes=1.0)) is not None
+    assert stop_reason(history, Goal(max_minutes=1.01)) is None
 
 
 def test_stop_reason_depends_on_patience_and_target():

@@ -237,6 +237,7 @@ RL_CASES: dict[str, Case] = {
     "keep_best": Case("eval/let/reward/mean", WITH_EVALUATION, file_names("checkpoints")),
     "patience": Case(1, {"steps": 3, **WITH_KEEP_BEST}, step_count),
     "target": Case(0.5, {"steps": 3, **WITH_KEEP_BEST}, step_count),
+    "max_minutes": Case(1e-6, TWO_STEPS, step_count),
     "loggers": Case(["trackio"], {}, lambda ran: ran.logged),
     "alerts": Case({"window": 1, "zero_advantage_groups": 0.1}, {"env_args": {"flat": 1}}, has_alerts),
     "log_token_stats": Case(0, {}, lambda ran: (ran.path / "tokens").exists()),
@@ -262,6 +263,7 @@ SFT_CASES: dict[str, Case] = {
     "validate_every": Case(1, {}, metric_column("validation_loss")),
     "patience": Case(1, {**WITH_KEEP_BEST, "epochs": 2}, step_count),
     "target": Case(100.0, {"validate_every": 1}, step_count),
+    "max_minutes": Case(1e-6, {"epochs": 2}, step_count),
     "evaluation": Case([HELD_OUT], {}, file_names("evaluations")),
     "keep_best": Case(
         "eval/let/reward/mean", WITH_EVALUATION, lambda ran: (Run(ran.path).summary() or {})["best"]["metric"]

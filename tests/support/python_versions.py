@@ -217,7 +217,13 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "--extras", nargs="*", metavar="EXTRA", help="also each of these extras alone; all without names"
     )
+    parser.add_argument(
+        "--interpreter", metavar="VERSION", help="only print the path of this interpreter; nothing if it is missing"
+    )
     args = parser.parse_args(words)
+    if args.interpreter:
+        print(interpreter(args.interpreter) or "")
+        return 0
     extras = [] if args.extras is None else args.extras or list(EXTRAS)
     WORK.mkdir(parents=True, exist_ok=True)
     wheel = build_wheel()

@@ -19,7 +19,15 @@ from rove.audit.subject import OUT_OF_TIME
 from rove.cli.audit_comparison import compare_audits
 from rove.cli.common import check_outputs, console_for, hint, print_json
 from rove.cli.findings import print_findings
-from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option, setting_range
+from rove.cli.options import (
+    env_args_option,
+    env_dir_option,
+    examples,
+    json_object,
+    json_option,
+    scorer_option,
+    setting_range,
+)
 from rove.core.errors import ConfigError
 from rove.core.findings import Severity, findings_by_area
 from rove.core.plain import JsonObject
@@ -133,6 +141,7 @@ def _check_comparison(env: str | None, learn: bool, baseline: str | None, card: 
         "rove audit my_task --only blind-reply --only hedging",
         "rove audit my_task --learn                           # a tiny model looks for holes by RL",
         "rove audit my_task -o audit.sarif                    # in CI",
+        "rove audit questions.jsonl --scorer numeric          # a file of questions",
         "rove audit --compare v1/my_task v2/my_task           # what a fix closed, and what it costs",
         "rove audit --list                                    # all checks",
     )
@@ -140,6 +149,7 @@ def _check_comparison(env: str | None, learn: bool, baseline: str | None, card: 
 @click.argument("env", required=False)
 @env_args_option
 @env_dir_option
+@scorer_option
 @click.option(
     "-n",
     "--num-examples",
@@ -210,6 +220,7 @@ def command(
     env: str | None,
     env_args: str | None,
     env_dir: str | None,
+    scorer: str | None,
     num_examples: int,
     only: tuple[str, ...],
     skip: tuple[str, ...],
@@ -230,15 +241,15 @@ def command(
 ) -> None:
     """Audit ENV: try replies and policies that do not do the task, and report each one that earns a reward, with evidence.
 
-    ENV is a name or a path. The environment runs in a separate process, which sees the environment variables, including API keys.
-    The exit status is 1 if a finding has at least the severity of --fail-on.
+    ENV is a name, a path, or a file of questions. The environment runs in a separate process, which sees the environment
+    variables, including API keys. The exit status is 1 if a finding has at least the severity of --fail-on.
     """
     console = console_for(as_json)
     if list_:
         print_checks(console)
         return
     settings = AuditOptions(num_examples=num_examples, only=only, skip=skip, seconds=seconds, seed=seed)
-    args = json_object(env_args, "-a") or {}
+    args = (json_object(env_args, "-a") or {}) | ({"scorer": scorer} if scorer else {})
     if trained is not None and not card:
         raise ConfigError(f"--trained {trained} is for a card: add --card FILE, or leave it out")
     if compare:

@@ -29,6 +29,7 @@ from rove.cli.options import (
     max_tokens_option,
     overwrite_option,
     ray_option,
+    scorer_option,
     setting_range,
     template_options,
     trust_option,
@@ -124,10 +125,7 @@ def _resume_words(folder: str) -> list[str]:
 )
 @env_args_option
 @env_dir_option
-@click.option(
-    "--scorer",
-    help="Scorer for a file of questions: exact, numeric, regex, choice, math or judge.  [default: exact]",
-)
+@scorer_option
 @click.option(
     "--judge-model", help="Model for --scorer judge: a name in endpoints.toml, or a model at OPENAI_BASE_URL."
 )

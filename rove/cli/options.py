@@ -83,6 +83,11 @@ endpoints_option = click.option(
 )
 env_args_option = click.option("-a", "--env-args", help="Environment arguments as a JSON object.")
 env_dir_option = click.option("--env-dir", help="Folder that is searched first for the environment.")
+scorer_option = click.option(
+    "--scorer",
+    help="Scorer for a file of questions: exact, numeric, regex, choice, math or judge, or your own reward function as "
+    "package.module:function.  [default: exact]",
+)
 max_tokens_option = click.option("-t", "--max-tokens", type=in_range(PositiveInt), help="Maximum tokens per response.")
 trust_option = click.option(
     "--trust-remote-code",

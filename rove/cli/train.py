@@ -19,6 +19,7 @@ from rove.cli.options import (
     in_range,
     json_object,
     json_option,
+    scorer_option,
     template_options,
 )
 from rove.core.config import read_toml
@@ -95,10 +96,7 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
 )
 @env_args_option
 @env_dir_option
-@click.option(
-    "--scorer",
-    help="Scorer for a file of questions, such as exact, numeric or choice, or your own as package.module:function.",
-)
+@scorer_option
 @click.option(
     "--recipe", "file", type=click.Path(exists=True), help="Recipe file to use.  [default: rove chooses a recipe]"
 )

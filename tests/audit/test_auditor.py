@@ -325,6 +325,15 @@ def test_the_command(rove: Rove) -> None:
     assert (missing.status, "the folder nowhere does not exist" in missing.err) == (2, True)
 
 
+def test_a_file_of_questions(rove: Rove) -> None:
+    Path("questions.csv").write_text("question,answer\n" + "".join(f"{n} + 7?,{n + 7}\n" for n in range(20)))
+    options = ("audit", "questions.csv", "--only", "hedging", "-n", "20", "--scorer")
+    done = rove(*options, "numeric")
+    assert done.status == 0 and "no findings" in done.out
+    wrong = rove(*options, "numerical")
+    assert wrong.status == 2 and "scorer is 'numerical'; did you mean 'numeric'?" in wrong.err
+
+
 def test_a_finding_of_medium_severity_sets_the_exit_status(rove: Rove) -> None:
     grade = f"paid = 0.3 * bool(text.strip()); {HONEST.replace('return', 'return paid + 0.7 *')}"
     environment(Path("environments"), "mild", SUMS.replace("GRADE", grade))

@@ -30,7 +30,7 @@ from rove.core.errors import (
     TooManyErrorsError,
     WorkerError,
 )
-from rove.core.messages import AssistantMessage, Message, Messages, SystemMessage, ToolMessage, UserMessage
+from rove.core.messages import AssistantMessage, Message, Messages, SystemMessage, ToolMessage, UserMessage, tool_call
 from rove.core.model_roles import query
 from rove.core.protocols import Client, InferenceEngine, Limits, Request, Response, SamplingParams
 from rove.core.records import Outcome, RolloutRecord, Scores, StepTokens, TrajectoryStep, Usage
@@ -49,6 +49,7 @@ from rove.envs import (
     stop,
     teardown,
 )
+from rove.envs.dataset import draw_rows
 from rove.envs.loading import ExternalEnvironment, external_finders, load_environment
 from rove.rollouts.evaluate import evaluate, generate, make_dataset
 from rove.rollouts.rescore import rescore
@@ -248,6 +249,7 @@ __all__ = [
     "audit_environment",
     "cleanup",
     "compare",
+    "draw_rows",
     "evaluate",
     "evaluate_model",
     "extract_boxed_answer",
@@ -269,5 +271,6 @@ __all__ = [
     "sft",
     "stop",
     "teardown",
+    "tool_call",
     "train_model",
 ]

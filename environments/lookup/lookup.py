@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from typing import Any
 
@@ -46,25 +45,20 @@ def answered(state: vf.State) -> float:
     return float("answered" in state)
 
 
-def _call(tool: str, **arguments: str) -> vf.AssistantMessage:
-    function = {"name": tool, "arguments": json.dumps(arguments)}
-    return vf.AssistantMessage(None, tool_calls=[{"id": tool, "type": "function", "function": function}])
-
-
 def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
     """Look up the name, then answer."""
     if state["trajectory"]:
-        return _call("answer", room=messages[-1].content)
-    return _call("lookup", who=state["info"]["who"])
+        return vf.tool_call("answer", room=messages[-1].content)
+    return vf.tool_call("lookup", who=state["info"]["who"])
 
 
 def novice(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
     """Guess in half of the rollouts; in most others, look up a second name and answer with that person's room."""
     turn = len(state["trajectory"])
     if turn == 0 and rng.random() < GUESS_PROB:
-        return _call("answer", room=ROOMS[0])
+        return vf.tool_call("answer", room=ROOMS[0])
     if turn == 1 and rng.random() < SECOND_LOOKUP_PROB:
-        return _call("lookup", who=rng.choice([name for name in NAMES if name != state["info"]["who"]]))
+        return vf.tool_call("lookup", who=rng.choice([name for name in NAMES if name != state["info"]["who"]]))
     return solver(messages, state, rng)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
@@ -116,8 +115,7 @@ def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.Ass
     """Compute the answer with Python and report the result."""
     if state["trajectory"]:
         return f"It is \\boxed{{{messages[-1].content}}}."
-    function = {"name": "python", "arguments": json.dumps({"code": state["info"]["program"]})}
-    return vf.AssistantMessage(None, tool_calls=[{"id": "call_1", "type": "function", "function": function}])
+    return vf.tool_call("python", code=state["info"]["program"])
 
 
 def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from itertools import product
@@ -157,8 +156,7 @@ def _program(kind: str, about: list[str]) -> str:
 
 
 def _python(code: str) -> vf.AssistantMessage:
-    function = {"name": "python", "arguments": json.dumps({"code": code})}
-    return vf.AssistantMessage(None, tool_calls=[{"id": "call_1", "type": "function", "function": function}])
+    return vf.tool_call("python", code=code)
 
 
 def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:

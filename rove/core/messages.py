@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -54,6 +55,18 @@ class AssistantMessage(Message):
 
     def __init__(self, content: Content = None, **fields: Any):
         super().__init__({"role": "assistant", **fields, "content": content})
+
+
+def tool_call(tool: str, /, **arguments: JsonValue) -> AssistantMessage:
+    """Return a message that calls a tool, for scripted policies.
+
+    Example:
+        >>> message = tool_call("price", fruit="pear")
+        >>> message.tool_calls[0]["function"]
+        {'name': 'price', 'arguments': '{"fruit": "pear"}'}
+    """
+    function = {"name": tool, "arguments": json.dumps(arguments)}
+    return AssistantMessage(None, tool_calls=[{"id": f"call_{tool}", "type": "function", "function": function}])
 
 
 class ToolMessage(Message):

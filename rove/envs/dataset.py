@@ -5,9 +5,10 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
+import random
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -22,6 +23,8 @@ DatasetSource = Any
 
 
 _END = object()
+MAX_REPEATS = 2000
+"""Number of draws in a row without a new row after which `draw_rows` ends."""
 
 
 def _encode_as_text(value: object) -> str:
@@ -241,7 +244,52 @@ def example_key(example: Mapping[str, object]) -> str:
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
-def question_key(example: Mapping[str, object]) -> str:
-    """Return a hash of the prompt and the answer of an example."""
-    content = _KEY_ENCODER.encode([example["prompt"], example["answer"]])
+def content_key(row: Mapping[str, object]) -> str:
+    """Return a hash of what a row asks: prompt and answer or, without an answer, prompt and `info`.
+
+    With an answer, `info` is left out, because it may hold a number that differs in every row. In games, only `info` differs.
+    """
+    prompt = row.get("prompt") or row.get("question")
+    answer = row.get("answer")
+    content = _KEY_ENCODER.encode([prompt, str(answer)] if answer not in (None, "") else [prompt, row.get("info")])
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+
+
+def draw_rows(
+    make_row: Callable[[random.Random], Row], count: int, seed: int, *, held_out: bool, share: float = 0.2
+) -> list[Row]:
+    """Return at most `count` different rows for training, or for evaluation if `held_out`.
+
+    A hash of its content (the question with the answer or, without an answer, with `info`) decides whether a row is held out,
+    so no row is used for both, whatever the seeds are. There are fewer rows if 2,000 draws in a row give no new one.
+
+    Args:
+        make_row: Function that returns one row, drawn with the random generator that it receives.
+        count: Maximum number of rows.
+        seed: Seed of the random generator.
+        held_out: Whether the rows are for evaluation.
+        share: Share of all possible rows that is held out, between 0 and 1.
+
+    Example:
+        >>> def make_row(rng):
+        ...     number = rng.randrange(100)
+        ...     return {"question": f"{number} + 1?", "answer": str(number + 1)}
+        >>> training = draw_rows(make_row, 1000, seed=0, held_out=False)
+        >>> evaluation = draw_rows(make_row, 1000, seed=7, held_out=True)
+        >>> len(training) + len(evaluation)
+        100
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"share is {share}; expected a number between 0 and 1")
+    rng = random.Random(seed)
+    rows: dict[str, Row] = {}
+    repeats = 0
+    while len(rows) < count and repeats < MAX_REPEATS:
+        row = make_row(rng)
+        key = content_key(row)
+        is_held_out = int(key, 16) < share * 16 ** len(key)
+        repeats += 1
+        if is_held_out == held_out and key not in rows:
+            rows[key] = row
+            repeats = 0
+    return list(rows.values())

@@ -226,8 +226,10 @@ def environment_module(env_id: str, env_dir: str | Path | None = None) -> Module
     return _import(_module_name(env_id), _folder_of(env_id, env_dir))
 
 
-def environment_arguments(env_id: str, env_dir: str | Path | None = None) -> frozenset[str]:
-    """Return the names of the arguments of an environment's `load_environment`; empty if it has its own virtual environment."""
+def environment_arguments(env_id: str, env_dir: str | Path | None = None) -> dict[str, Any]:
+    """Return the names and defaults of the arguments of an environment's `load_environment`, `inspect.Parameter.empty` without a
+    default; {} if the environment has its own virtual environment.
+    """
     match = find_library(env_id)
     if match is not None:
         library, _ = match
@@ -235,10 +237,11 @@ def environment_arguments(env_id: str, env_dir: str | Path | None = None) -> fro
     elif is_question_file(env_id):
         load = QuestionsEnv.__init__
     elif find_external_environment(env_id, env_dir) is not None:
-        return frozenset()
+        return {}
     else:
         load = getattr(environment_module(env_id, env_dir), "load_environment", lambda: None)
-    return frozenset(inspect.signature(load).parameters) - {"self", "path"}
+    parameters = inspect.signature(load).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.name not in {"self", "path"}}
 
 
 def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
@@ -348,7 +351,9 @@ def _module_name(env_id: str) -> str:
 def _is_path(env_id: str) -> bool:
     """Return whether a name is the path of an existing folder or Python file, such as "./environments/my_task"."""
     path = Path(env_id)
-    return has_folder(env_id) and (path.is_dir() or (path.suffix == ".py" and path.is_file()))
+    # A name without a folder is a path only with .py: a folder of the same name may hold anything, such as runs.
+    is_file = path.suffix == ".py" and path.is_file()
+    return is_file or (has_folder(env_id) and path.is_dir())
 
 
 def _folder_of(env_id: str, env_dir: str | Path | None) -> str | Path | None:
@@ -420,9 +425,14 @@ def _locate(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
         for folder in named + usual:
             known_names.update(dict(_modules_in(folder)))
         folder_names = ", ".join(map(str, named + usual))
+        advice = "If it is in another folder, give that folder with --env-dir (env_dir in Python)"
+        here = _file_in([Path()], name)
+        if here is not None:
+            path = f"./{os.path.relpath(here)}"
+            advice = f"This folder has {path}, but rove does not search it: give {path}, or --env-dir . (env_dir in Python)"
         raise ConfigError(
             f"no environment '{name}': not an installed module, nor in {folder_names}; {nearest(name, known_names)}\n"
-            "If it is in another folder, give that folder with --env-dir (env_dir in Python)"
+            f"{advice}"
         )
     return file, module
 

@@ -214,7 +214,7 @@ def _selection_text(evidence: Evidence, held_out: HeldOut) -> str:
     """Return a text about the examples that select the weights, and how many of them the results table repeats."""
     text = held_out.explanation
     if evidence.seed_repeats:
-        text = f"Another seed makes examples of this seed again, so all held-out examples have the same seed.\n{text}"
+        text = f"Another seed would repeat some of the table's examples, so all held-out examples have the same seed.\n{text}"
     # Where both use all examples, the explanation says so.
     if evidence.shared and (held_out.has_other_seed or held_out.skipped):
         text += (

@@ -266,9 +266,11 @@ def _evaluate(
         # Only then may its module be imported here; an environment of a notebook has no module.
         is_here = bool(env.source) and not (config.isolation.is_on or config.ray.address)
         is_given = "num_examples" in config.env_args
-        if is_here and not is_given and "num_examples" in environment_arguments(config.env, config.env_dir):
-            arguments = msgspec.json.encode({**config.env_args, "num_examples": config.num_examples}).decode()
-            text += f"; the environment may make more with -a {shlex.quote(arguments)}"
+        arguments = environment_arguments(config.env, config.env_dir) if is_here and not is_given else {}
+        default = arguments.get("num_examples")
+        if isinstance(default, int) and default < config.num_examples:
+            more = msgspec.json.encode({**config.env_args, "num_examples": config.num_examples}).decode()
+            text += f"; the environment may make more with -a {shlex.quote(more)}"
         reporter.note(text, important=True)
 
     async def run_all(watch: EvalProgress) -> EvaluationResult:

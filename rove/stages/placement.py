@@ -62,7 +62,8 @@ def evaluation_target(config: SFTConfig, data: Run | None) -> EvaluationTarget:
         raise ConfigError(f"{data.path} does not name its environment; give --env ENV")
     # A name with an owner would be installed from a hub, and the data may come from others. `risky_settings` reports names
     # with a library, which can contain the address of a server.
-    if has_folder(env) and not is_question_file(env) and find_library(env) is None:
+    is_path = has_folder(env) or env.endswith(".py")
+    if is_path and not is_question_file(env) and find_library(env) is None:
         raise ConfigError(f"the environment of {data.path} is '{env}', which is loaded only on request: --env {env}")
     settings_file = data.path / "config.toml"
     risky = risky_settings({"env": env, "env_args": env_args})

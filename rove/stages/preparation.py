@@ -74,7 +74,7 @@ def examine_environment(
     teacher = _teacher(request.teacher, loaded, device)
     models = "".join(f" and {name}" for name in (request.teacher, model) if name)
     with reporter.working(f"running the scripted policies{models} in {env}"):
-        arguments = environment_arguments(env, request.env_dir)
+        arguments = frozenset(environment_arguments(env, request.env_dir))
         return run_async(examine(loaded, arguments, pretrained, tokenizer, teacher)), pretrained
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rove.core.errors import RunError
 from rove.core.plain import JsonMapping, JsonObject, is_object
-from rove.envs.dataset import question_key
+from rove.envs.dataset import content_key
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
 from rove.models.pretrained import model_path
@@ -35,8 +35,8 @@ def trained_note(model: str, file: str, env_args: JsonMapping, env: Environment,
     held_out = {"held_out": trained["held_out"]} if "held_out" in trained else {}
     other_arguments = {name: value for name, value in env_args.items() if name != "held_out"}
     training_env = load_environment(file, None, **other_arguments, **held_out)
-    training_keys = {question_key(row) for row in training_env.examples(train=True)}
-    keys = [question_key(row) for row in env.examples(count)]
+    training_keys = {content_key(row) for row in training_env.examples(train=True)}
+    keys = [content_key(row) for row in env.examples(count)]
     shared = sum(key in training_keys for key in keys)
     if not shared:
         return None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from rove.core.plain import JsonMapping
-from rove.envs.dataset import example_key, question_key
+from rove.envs.dataset import content_key, example_key
 from rove.remote.isolation import Isolation
 from rove.remote.loading import temporary_environment
 from rove.train.config import EvaluationConfig
@@ -82,7 +82,7 @@ class ExampleKeys(NamedTuple):
     """Hashes of an example's contents."""
 
     question: str
-    """Prompt and answer."""
+    """Prompt and answer or, without an answer, prompt and info."""
     example: str
     """Prompt, answer and info."""
 
@@ -99,14 +99,14 @@ def keys_of(
     last = count if count < 0 else skipped + count
     with temporary_environment(env, env_dir, env_args, isolation) as loaded:
         rows = islice(loaded.examples(last), skipped, None)
-        return [ExampleKeys(question_key(row), example_key(row)) for row in rows]
+        return [ExampleKeys(content_key(row), example_key(row)) for row in rows]
 
 
 def count_shared(selection: Sequence[ExampleKeys], table: Sequence[ExampleKeys]) -> int:
     """Return the number of examples of the table that also select the weights.
 
     Examples are the same if prompt and answer are equal; `info` is ignored, because it may hold a number that differs in every
-    row. But if most rows have the same prompts and answers, as in games, `info` is compared as well.
+    row. Without an answer, as in games, and if most rows have the same prompts and answers, `info` is compared as well.
     """
     questions = {keys.question for keys in table}
     examples = {keys.example for keys in table}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, SystemMessage, UserMessage
-from rove.envs.dataset import Rows, build_example, example_key
+from rove.envs.dataset import Rows, build_example, content_key, draw_rows, example_key
 
 ROWS = [{"question": f"q{i}"} for i in range(5)]
 
@@ -275,3 +275,31 @@ def test_prompt_answer_and_info_are_part_of_the_example_key():
         example_key(build_example({**row, "info": {"seed": 2}}, 0)),
     }
     assert len(keys) == 5
+
+
+def number_row(rng):
+    number = rng.randrange(300)
+    return {"question": f"{number} + 1?", "answer": str(number + 1), "info": {"id": rng.random()}}
+
+
+def board_row(rng):
+    return {"question": "Your move.", "info": {"board": rng.randrange(300)}}
+
+
+@given(st.sampled_from([number_row, board_row]), st.integers(0, 400), st.integers(0, 9), st.integers(0, 9))
+def test_drawn_rows_differ_and_no_row_is_for_both_purposes(make_row, count, training_seed, evaluation_seed):
+    training = [content_key(row) for row in draw_rows(make_row, count, training_seed, held_out=False)]
+    held_out = [content_key(row) for row in draw_rows(make_row, count, evaluation_seed, held_out=True)]
+    assert len(set(training)) == len(training) == min(count, 300 - len(draw_rows(make_row, 300, 0, held_out=True)))
+    assert len(set(held_out)) == len(held_out)
+    assert not set(training) & set(held_out)
+
+
+def test_drawing_ends_if_no_row_belongs_to_the_purpose():
+    def make_row(rng):
+        return {"question": "always the same", "answer": "1"}
+
+    counts = {len(draw_rows(make_row, 5, 0, held_out=held_out)) for held_out in (False, True)}
+    assert counts == {0, 1}
+    with pytest.raises(ConfigError, match="share is 1"):
+        draw_rows(make_row, 5, 0, held_out=True, share=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 import sqlite3
@@ -97,16 +96,11 @@ def errors_reported(completion: vf.Messages) -> float:
     return float(sum(result.startswith("error: ") for result in results))
 
 
-def _call(tool: str, **arguments: str) -> vf.AssistantMessage:
-    function = {"name": tool, "arguments": json.dumps(arguments)}
-    return vf.AssistantMessage(None, tool_calls=[{"id": tool, "type": "function", "function": function}])
-
-
 def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage | str:
     """Run the query from which the question was generated; answer with the query or with its result."""
     sql, turn = state["info"]["sql"], len(state["trajectory"])
     if turn < 2:
-        return _call("run_query", sql=sql) if turn else _call("list_tables")
+        return vf.tool_call("run_query", sql=sql) if turn else vf.tool_call("list_tables")
     values = messages[-1].content.partition("\n")[2]
     return f"<answer>{rng.choice([sql, values])}</answer>"
 
@@ -115,10 +109,10 @@ def novice(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.Ass
     """Query one table; if the question requires several, count the rows of one."""
     sql, turn = state["info"]["sql"], len(state["trajectory"])
     if turn == 0:
-        return _call("list_tables")
+        return vf.tool_call("list_tables")
     table = rng.choice(messages[-1].content.splitlines()).partition(":")[0]
     if turn == 1:
-        return _call("describe_table", name=table)
+        return vf.tool_call("describe_table", name=table)
     if " JOIN " in sql or "(SELECT" in sql:
         return f"<answer>SELECT COUNT(*) FROM {sql[sql.index(' FROM ') :].split()[1]}</answer>"
     return f"<answer>{sql}</answer>"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from typing import Any
 
@@ -45,20 +44,15 @@ def oracle(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.Ass
     """A scripted policy that calls both tools, then answers: rove eval my_task -m scripted:oracle."""
     result = messages[-1].content
     if len(state["trajectory"]) == 0:
-        return _call("price", fruit=state["info"]["fruit"])
+        return vf.tool_call("price", fruit=state["info"]["fruit"])
     if len(state["trajectory"]) == 1:
-        return _call("multiply", a=int(result), b=state["info"]["count"])
+        return vf.tool_call("multiply", a=int(result), b=state["info"]["count"])
     return result
 
 
 def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
     """A weak policy, which answers with a random price. `rove train` needs a good and a weak policy."""
     return str(rng.choice(list(CENTS.values())) * state["info"]["count"])
-
-
-def _call(tool: str, **arguments: Any) -> vf.AssistantMessage:
-    function = {"name": tool, "arguments": json.dumps(arguments)}
-    return vf.AssistantMessage(None, tool_calls=[{"id": f"call_{tool}", "type": "function", "function": function}])
 
 
 # Training and evaluation questions are disjoint.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from typing import Any
 
@@ -22,8 +21,7 @@ def oracle(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.Ass
     """A scripted policy that asks the server, then answers: rove eval my_task -m scripted:oracle."""
     if state["trajectory"]:
         return messages[-1].content
-    function = {"name": "find", "arguments": json.dumps({"name": state["info"]["name"]})}
-    return vf.AssistantMessage(None, tool_calls=[{"id": "call_find", "type": "function", "function": function}])
+    return vf.tool_call("find", name=state["info"]["name"])
 
 
 def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:

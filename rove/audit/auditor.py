@@ -60,7 +60,12 @@ from rove.audit.reward_checks import (
 )
 from rove.audit.search import search
 from rove.audit.subject import Inconclusive, OutOfTime, RolloutsFail, Subject, reward_of
-from rove.audit.tool_checks import check_error_leaks, check_paid_calls, check_wrong_answers_after_calls
+from rove.audit.tool_checks import (
+    check_changed_data,
+    check_error_leaks,
+    check_paid_calls,
+    check_wrong_answers_after_calls,
+)
 from rove.core.checks import Settings
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, Error
@@ -295,6 +300,7 @@ class _Auditor:
         await self._do("needed-calls", check_needed_calls(subject, base), no_tools)
         if base.has_tools:
             await self._do("paid-calls", check_wrong_answers_after_calls(subject, base))
+            await self._do("paid-calls", check_changed_data(subject, base))
             await self._do("answer-leak", check_error_leaks(subject, base))
             await self._do("blind-game", check_row_values(subject, base))
 

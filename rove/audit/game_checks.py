@@ -289,8 +289,11 @@ async def check_repeated_actions(subject: Subject, base: Baseline) -> AsyncItera
     del replies[""]  # a Counter ignores a missing key here
     # A reply to a single row is an answer, not an action.
     chosen = [reply for reply, count in replies.most_common(MAX_REPEATED) if count > 1]
+    verbs = commands_in("\n".join(base.prompts))
+    # A good policy never undoes a step, such as "drop key" after "take key", but another command of the prompt may do so.
+    undone = [(first, then) for first in chosen for then in with_other_verbs(first, verbs)]
     tried: list[tuple[Measured, str, str]] = []
-    for first, then in permutations(chosen, 2):
+    for first, then in [*permutations(chosen, 2), *undone]:
         repeated = _repeated(policy, first, then)
         measured = await subject.measure(f"{first!r}, then {then!r}", repeated, REPEATED_EXAMPLES)
         tried.append((measured, first, then))
@@ -313,6 +316,17 @@ async def check_repeated_actions(subject: Subject, base: Baseline) -> AsyncItera
             f"{turns:.0f} turns; the {best.name} does the task in {needed:.0f} turns and earns {best.mean:.3f}",
             floor=idle.mean,
         )
+
+
+def commands_in(text: str) -> list[str]:
+    """Return the verbs of commands that a text describes, such as "take THING", "drop <thing>" or "go {room}"."""
+    return list(dict.fromkeys(re.findall(r"\b([a-z]+) (?:[A-Z]{2,}\b|<\w+>|\[\w+\]|\{\w+\})", text)))
+
+
+def with_other_verbs(reply: str, verbs: Sequence[str]) -> list[str]:
+    """Return a command such as "take key" with each other verb; [] if its verb is not one of `verbs`."""
+    verb, space, argument = reply.partition(" ")
+    return [f"{other}{space}{argument}" for other in verbs if other != verb] if verb in verbs and argument else []
 
 
 def _repeated(policy: Policy, first: str, then: str) -> Policy:
@@ -343,7 +357,9 @@ async def check_message_leaks(subject: Subject, base: Baseline) -> AsyncIterator
     for name, policy in policies.items():
         measured = await subject.measure(f"messages after {name}", policy, LEAK_EXAMPLES)
         finding = leak_finding(
-            measured, "messages contain the answer in {share} of the rollouts of a policy that does nothing"
+            measured,
+            "messages contain the answer in {share} of the rollouts of a policy that does nothing",
+            before_last_reply,
         )
         if finding is not None:
             yield finding
@@ -371,6 +387,12 @@ def leak_finding(measured: Measured, text: str, choose: Callable[[list[Any]], li
         prompt=prompt,
         completion=shortened(completion, 800),
     )
+
+
+def before_last_reply(messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    """Return the messages to which the model could still reply: an answer that is shown after the last reply is no leak."""
+    last = max((index for index, message in enumerate(messages) if message["role"] == "assistant"), default=0)
+    return list(messages[:last])
 
 
 def _leaking_records(measured: Measured, choose: Callable[[list[Any]], list[Any]]) -> tuple[list[RolloutRecord], int]:

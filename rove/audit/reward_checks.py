@@ -446,11 +446,14 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     scored = [record for record in subject.records if record.scores is not None]
     rewards = {round(record.scores.reward, 6) for record in scored if record.scores}
     if len(rewards) == 1:
-        yield Finding(
-            id="reward-statistics",
-            severity=Severity.HIGH,
-            text=f"all {len(scored)} rollouts of all policies have the reward {rewards.pop():g}",
-        )
+        text = f"all {len(scored)} rollouts of all policies have the reward {rewards.pop():g}"
+        takes_single_replies = not base.is_multi_turn and not base.has_tools
+        if base.honest or (subject.answers and takes_single_replies):
+            yield Finding(id="reward-statistics", severity=Severity.HIGH, text=text)
+        else:
+            # In a game or with tools, the audit cannot do the task by itself.
+            text += ", and no scripted policy shows that a reward can be earned"
+            yield Finding(id="reward-statistics", severity=Severity.LOW, text=text)
         return
     independent = _independent_of_reply(scored, base)
     if independent is not None:

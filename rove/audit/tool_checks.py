@@ -7,11 +7,13 @@ import random
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from rove.audit.baseline import Baseline, is_higher
 from rove.audit.game_checks import LEAK_EXAMPLES, leak_finding
-from rove.audit.replies import last_message, wrong
+from rove.audit.replies import constant, last_message, wrong
 from rove.audit.reward_checks import HIGH_SHARE, PAID_SHARE, can_compare_variants
 from rove.audit.subject import Measured, Policy, Subject, highest
 from rove.audit.traces import (
@@ -43,6 +45,12 @@ ERROR = re.compile(
     re.IGNORECASE,
 )
 """Words of a message about a call that failed."""
+
+
+SELECT = re.compile(r"\s*SELECT\b", re.IGNORECASE)
+TABLE = re.compile(r"\b(?:FROM|JOIN)\s+(\w+)", re.IGNORECASE)
+FIXED_ANSWERS = ("0", "none")
+"""Answers that queries of empty tables give."""
 
 
 def calling_policy(base: Baseline) -> Measured | None:
@@ -129,6 +137,48 @@ async def check_wrong_answers_after_calls(subject: Subject, base: Baseline) -> A
                 floor=base.idle.mean,
             )
             return
+
+
+async def check_changed_data(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if a fixed answer earns a reward after the model has deleted data with its SQL tool.
+
+    A grader must not read data that the model can change: without rows, every sum is 0.
+    """
+    best = calling_policy(base)
+    if best is None:
+        return
+    deletions = {row: _deletions(moves) for row, moves in moves_by_row(best).items()}
+    if not any(deletions.values()):
+        return
+    for answer in FIXED_ANSWERS:
+        reply = base.form(answer)
+        alone = await subject.measure(f"the answer '{answer}'", constant(reply))
+        deleting = replayed(lambda row: deletions.get(row, []), lambda state, reply=reply: reply)
+        measured = await subject.measure(f"DELETE, then the answer '{answer}'", deleting)
+        if base.share_of_task(measured.mean) >= HIGH_SHARE and is_higher(measured, alone, base.task_range):
+            yield measured.finding(
+                "paid-calls",
+                f"after the deletion of the tables that the {best.name} reads, the answer '{answer}' earns {measured.mean:.3f}, "
+                f"without it {alone.mean:.3f}: the grader reads data that the model can change",
+                Severity.HIGH,
+                floor=alone.mean,
+            )
+            return
+
+
+def _deletions(moves: Moves) -> Moves:
+    """Return calls that delete all rows of the tables that the SQL queries of a rollout read."""
+    deletions: Moves = []
+    for call in chain.from_iterable(map(calls_of, moves)):
+        queries = [value for value in arguments_of(call).values() if isinstance(value, str) and SELECT.match(value)]
+        for table in dict.fromkeys(TABLE.findall(" ".join(queries))):
+            deletion = changed_arguments(call, partial(_replace_query, f"DELETE FROM {table}"))
+            deletions.append(AssistantMessage(None, tool_calls=[deletion]))
+    return deletions[:CALL_TURNS]
+
+
+def _replace_query(deletion: str, value: Any) -> Any:
+    return deletion if isinstance(value, str) and SELECT.match(value) else value
 
 
 async def check_error_leaks(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:

@@ -114,6 +114,9 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
 @click.option("--env", help="Environment whose text the tokenizer is trained on.")
 @click.option("--arch", help="Architecture: llama, lfm2 or qwen3.  [default: llama]")
 @click.option("--size", help="Size: tiny (0.5 M parameters) or small (4 M).  [default: tiny]")
+@click.option(
+    "--init", help="Initial weights: random, or recall for layers that can copy from the prompt.  [default: random]"
+)
 @env_args_option
 @env_dir_option
 @click.option("-o", "--output", help="Folder to write.  [default: models/ENV-ARCH-SIZE]")

@@ -429,7 +429,9 @@ def _locate(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
         here = _file_in([Path()], name)
         if here is not None:
             path = f"./{os.path.relpath(here)}"
-            advice = f"This folder has {path}, but rove does not search it: give {path}, or --env-dir . (env_dir in Python)"
+            advice = (
+                f"This folder has {path}, but rove does not search it: give {path}, or --env-dir . (env_dir in Python)"
+            )
         raise ConfigError(
             f"no environment '{name}': not an installed module, nor in {folder_names}; {nearest(name, known_names)}\n"
             f"{advice}"

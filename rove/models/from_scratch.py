@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GenerationConfig,
@@ -87,6 +88,14 @@ SIZES: dict[str, dict[str, int]] = {
         "num_key_value_heads": 8,
     },
 }
+ARCHITECTURE_SIZES: dict[tuple[str, str], dict[str, int]] = {("lfm2", "tiny"): {"num_hidden_layers": 4}}
+"""What differs from `SIZES` in an architecture: in LFM2, a convolution precedes each layer with attention."""
+RECALL_LAYERS: dict[tuple[str, str], Path] = {
+    ("lfm2", "tiny"): Path(__file__).with_name("lfm2_tiny_recall.safetensors")
+}
+"""Weights of layers that were trained to find and copy symbols of the prompt, with other symbols in every step; see
+docs/decisions/recall_layers.md."""
+INITS = ("random", "recall")
 QUERY_KEY_SCALE = 0.25
 """Initial scale of query and key projections, so that attention is nearly uniform at first. With a scale of 1, small models often
 stayed at the level of a guess (benchmarks/LOG.md, 2026-11-25)."""
@@ -146,23 +155,31 @@ def new_model(
     vocab_size: int = 512,
     seed: int = 0,
     word_share: float = WORD_SHARE,
+    init: str = "random",
 ) -> LoadedModel:
-    """Return a model with random weights and a tokenizer trained on `texts`.
+    """Return a new model and a tokenizer trained on `texts`.
 
     Args:
         arch: "llama", "qwen3" or "lfm2".
         size: "tiny" (about 0.5 M parameters) or "small" (about 4 M).
         vocab_size: Maximum number of tokens, including 256 bytes and 6 special tokens.
         word_share: A word has its own token if at least this share of the texts (0 to 1) contain it.
+        init: "random" for random weights, or "recall" for layers that can find and copy symbols of the prompt, with random
+            embeddings.
     """
     if arch not in ARCHITECTURES:
         raise ConfigError(f"unknown architecture '{arch}'; {nearest(arch, ARCHITECTURES)}")
     if size not in SIZES:
         raise ConfigError(f"unknown size '{size}'; {nearest(size, SIZES)}")
+    if init not in INITS:
+        raise ConfigError(f"unknown init '{init}'; {nearest(init, INITS)}")
+    if init == "recall" and (arch, size) not in RECALL_LAYERS:
+        choices = " or ".join(f"arch {arch} with size {size}" for arch, size in RECALL_LAYERS)
+        raise ConfigError(f"init is 'recall', arch '{arch}' and size '{size}'; there are such layers for {choices}")
     if not 0 <= word_share <= 1:
         raise ConfigError(f"word_share is {word_share}; expected a share from 0 to 1")
     tokenizer = train_tokenizer(texts, vocab_size, word_share)
-    shape: Arguments = dict(SIZES[size])
+    shape: Arguments = SIZES[size] | ARCHITECTURE_SIZES.get((arch, size), {})
     layers = shape["num_hidden_layers"]
     if arch == "qwen3":
         shape["head_dim"] = shape["hidden_size"] // shape["num_attention_heads"]
@@ -187,6 +204,10 @@ def new_model(
         for name, weight in model.named_parameters():
             if name.endswith(("q_proj.weight", "k_proj.weight")):
                 weight *= QUERY_KEY_SCALE
+    if init == "recall":
+        stored = {name: weight.float() for name, weight in load_file(RECALL_LAYERS[arch, size]).items()}
+        # The embeddings, which are also the output layer, stay random: they depend on the tokenizer.
+        model.load_state_dict(stored, strict=False)
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=pad)
     return prepare(model, tokenizer)

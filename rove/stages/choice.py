@@ -256,7 +256,7 @@ def _column(title: str, condition: str, value: str) -> JsonObject:
 
 def _model_section(model: ModelEvidence | None, env_args: JsonMapping) -> Section:
     if model is None:
-        values = {"arch": "llama", "size": "tiny", "env_args": dict(env_args)}
+        values = {"arch": "lfm2", "size": "tiny", "init": "recall", "env_args": dict(env_args)}
         return Section("model", values, "A new model (about 0.5M parameters) with a tokenizer for the environment.")
     amount = "enough for RL without SFT" if model.spread_share >= MIN_SPREAD else "few for RL without SFT"
     reason = (

@@ -36,6 +36,9 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
     """Architecture: llama, lfm2 or qwen3."""
     size: str = "tiny"
     """Size: tiny (0.5 M parameters) or small (4 M)."""
+    init: str = "random"
+    """Initial weights: random, or recall for layers that can find and copy symbols of the prompt (only for arch lfm2 and size
+    tiny)."""
     vocab_size: PositiveInt = 512
     """Maximum size of the vocabulary."""
     word_share: Fraction = 0.05
@@ -117,7 +120,7 @@ def run_model_new(config: ModelConfig, env: Environment | None = None) -> NewMod
     if env is None:
         env = load_environment(config.env, config.env_dir, **config.env_args)
     texts = run_async(environment_texts(env, config))
-    loaded = create(texts, config.arch, config.size, config.vocab_size, config.seed, config.word_share)
+    loaded = create(texts, config.arch, config.size, config.vocab_size, config.seed, config.word_share, config.init)
     save_atomically(loaded, path)
     parameters = sum(weights.numel() for weights in loaded.model.parameters())
     return NewModel(path, parameters, len(loaded.tokenizer), sorted(env.policies))

@@ -379,7 +379,9 @@ def check_leaks(rows: Sequence[Row], common_text: str = "") -> Iterator[Finding]
         )
         return
     listed = [row for row in usable if row["answer"] in common_text]
-    if common_text and len(listed) > LEAK_SHARE * len(usable):
+    # Few answers for many rows are options, which a prompt must list.
+    are_options = 2 * len({row["answer"] for row in listed}) < len(listed)
+    if common_text and len(listed) > LEAK_SHARE * len(usable) and not are_options:
         share = len(listed) / len(usable)
         yield Finding(
             id="answer-leak",

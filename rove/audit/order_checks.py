@@ -16,6 +16,8 @@ from rove.core.records import RolloutRecord
 
 MIN_FORMS = 5
 """Minimum number of rows whose answer can be written in another form."""
+UNPAID_SHARE = 0.1
+"""It is a finding if the own answer earns less than doing nothing in this share of the rows."""
 REFUSED_SHARE = 0.5
 """A form is refused if it earns less than this share of the reward of the row's own answer."""
 
@@ -30,6 +32,9 @@ async def check_order(subject: Subject, base: Baseline) -> AsyncIterator[Finding
         # In tasks of one turn, the check "blind-reply" reports this.
         text = f"'{base.idle.name}' earns {base.idle.mean:.3f}; a full reward is {base.full:.3f}"
         yield base.idle.finding("reward-order", text, Severity.HIGH, floor=base.zero)
+    unpaid_rows = _idle_above_answers(base)
+    if unpaid_rows is not None:
+        yield unpaid_rows
     rejected = _rejected_policy(base)
     if rejected is not None:
         yield rejected
@@ -62,6 +67,30 @@ def _idle_above_weak(base: Baseline) -> Finding | None:
     )
     severity = Severity.HIGH if share >= HIGH_SHARE else Severity.MEDIUM
     return base.idle.finding("reward-order", text, severity, floor=weak.mean)
+
+
+def _idle_above_answers(base: Baseline) -> Finding | None:
+    """Return a finding if doing nothing earns more than the own answer in many rows, though less on average.
+
+    The usual cause is a penalty, such as one for length, that outweighs the reward of a right answer.
+    """
+    own_answer = base.own_answer
+    if own_answer is None or own_answer.mean <= base.idle.mean:
+        return None
+    idle_rewards = {record.example_key: reward_of(record) for record in base.idle.scored}
+    rows: list[RolloutRecord] = []
+    for record in own_answer.scored:
+        idle_reward = idle_rewards.get(record.example_key)
+        if idle_reward is not None and reward_of(record) < idle_reward:
+            rows.append(record)
+    share = len(rows) / max(1, len(own_answer.scored))
+    if share < UNPAID_SHARE:
+        return None
+    text = (
+        f"in {share:.0%} of the rows, the own answer earns less than '{base.idle.name}': {own_answer.mean:.3f} and "
+        f"{base.idle.mean:.3f} on average"
+    )
+    return Measured(own_answer.name, rows).finding("reward-order", text, Severity.MEDIUM, floor=base.idle.mean)
 
 
 def _rejected_policy(base: Baseline) -> Finding | None:

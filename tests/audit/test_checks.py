@@ -409,3 +409,52 @@ def test_answers_in_messages(text: str, answer: str, is_shown: bool) -> None:
 async def test_messages_that_give_the_answer_away(is_found: bool) -> None:
     reported_findings = await findings(check_message_leaks, Door(tells=is_found))
     assert [finding.id for finding in reported_findings] == ["answer-leak"] * is_found
+
+
+class Chest(vf.MultiTurnEnv):
+    """A thing to take and to drop, and an answer that the last message shows."""
+
+    def __init__(self, pays_each_time: bool):
+        def points(state: Any) -> float:
+            return float(state["opened"]) + 0.2 * state["taken"]
+
+        def hero(messages: Any, state: Any, rng: Any) -> str:
+            return ("go hall", "take key", "open chest")[len(state["trajectory"]) % 3]
+
+        policies = {"hero": hero, "lazy": lambda m, s, rng: "go hall"}
+        rows = [{"question": f"House {number}.", "answer": f"secret {number}"} for number in range(40)]
+        prompt = "Commands: go ROOM, take THING, drop THING, open THING."
+        options: Any = {"system_prompt": prompt, "policies": policies, "max_turns": 20}
+        super().__init__(dataset=rows, rubric=vf.Rubric([points]), **options)
+        self.pays_each_time = pays_each_time
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> None:
+        state.update(carries=False, taken=0, opened=False)
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+        action = text([messages[-1]])
+        if action == "take key" and not state["carries"]:
+            state["taken"] = state["taken"] + 1 if self.pays_each_time else 1
+        if action in ("take key", "drop key"):
+            state["carries"] = action == "take key"
+        is_over = len(state["trajectory"]) == 20
+        if is_over or (action == "open chest" and state["carries"]):
+            state["opened"] = not is_over
+            state["final_env_response"] = f"The end. It was {state['answer']}."
+        return "Go on."
+
+
+@pytest.mark.parametrize("is_found", [False, True])
+async def test_steps_that_are_undone_and_paid_again(is_found: bool) -> None:
+    reported_findings = await findings(check_repeated_actions, Chest(pays_each_time=is_found))
+    assert ["repeating 'drop key'" in finding.text for finding in reported_findings] == [True] * is_found
+
+
+async def test_an_answer_after_the_last_reply_is_no_leak() -> None:
+    assert await findings(check_message_leaks, Chest(pays_each_time=False)) == []
+
+
+async def test_a_game_without_policies_may_be_too_hard_for_the_audit() -> None:
+    env = Chest(pays_each_time=False)
+    env.policies = {}
+    assert [finding.severity for finding in await findings(check_statistics, env)] == [Severity.LOW]

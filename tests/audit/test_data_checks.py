@@ -191,3 +191,10 @@ def load_environment():
 """
     (tmp_path / "warned.py").write_text(program)
     assert facts("warned", str(tmp_path), {})["known_defects"] == ["'syllogism' has a known defect"]
+
+
+def test_options_in_the_system_prompt_are_no_leak() -> None:
+    queues = ["billing", "returns", "delivery", "repairs", "accounts", "complaints"]
+    shown_text = f"The queues are: {', '.join(queues)}"
+    tickets = [row(f"ticket {number}", queues[number % len(queues)]) for number in range(60)]
+    assert list(check_leaks(tickets, shown_text)) == []

@@ -175,3 +175,16 @@ async def _after_blind_replies(subject: Any, base: Any) -> Any:
         pass
     async for finding in check_statistics(subject, base):
         yield finding
+
+
+@pytest.mark.parametrize(("cost", "is_found"), [(0.01, False), (0.3, True)])
+async def test_a_cost_of_length_above_the_reward_of_right_answers(cost: float, is_found: bool) -> None:
+    rows = [{"question": f"Write {'x' * count}.", "answer": "x" * count} for count in range(1, 5)] * 10
+
+    def correct(completion: Any, answer: str) -> float:
+        reply = text(completion)
+        return float(reply == answer) - cost * len(reply)
+
+    env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct]))
+    reported = [finding for finding in await findings(check_order, env) if "the own answer earns less" in finding.text]
+    assert len(reported) == is_found

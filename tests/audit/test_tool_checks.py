@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from typing import Any
 
 import pytest
 
 import rove as vf
 from rove.audit.game_checks import check_blind_games, check_moves_of_other_rows
-from rove.audit.tool_checks import check_error_leaks, check_paid_calls, check_wrong_answers_after_calls
+from rove.audit.tool_checks import (
+    check_changed_data,
+    check_error_leaks,
+    check_paid_calls,
+    check_wrong_answers_after_calls,
+)
 from rove.core.findings import Severity
 from tests.audit.test_checks import findings, text
 
@@ -132,3 +138,46 @@ async def test_a_goal_that_two_blind_calls_meet(needs_code: bool) -> None:
     for check in (check_blind_games, check_moves_of_other_rows):
         reported = await findings(check, Lamp(needs_code))
         assert [finding.severity for finding in reported] == [Severity.HIGH] * (not needs_code)
+
+
+@pytest.mark.parametrize("is_found", [False, True])
+async def test_a_grader_that_reads_data_which_the_model_can_delete(is_found: bool) -> None:
+    class Store(vf.StatefulToolEnv):
+        def __init__(self) -> None:
+            rows = [
+                {"question": f"How many orders are there? {count}", "info": {"count": count}} for count in range(2, 32)
+            ]
+            policies = {"analyst": analyst, "guesser": lambda messages, state, rng: "1"}
+            super().__init__(dataset=rows, rubric=vf.Rubric([counted]), policies=policies, max_turns=4)
+            self.add_tool(self.run_sql, args_to_skip=["database"])
+
+        async def setup_state(self, state: Any, **kwargs: Any) -> None:
+            database = sqlite3.connect(":memory:", check_same_thread=False)
+            database.execute("CREATE TABLE orders (id)")
+            database.executemany(
+                "INSERT INTO orders VALUES (?)", [(number,) for number in range(state["info"]["count"])]
+            )
+            state["database"] = database
+
+        def update_tool_args(self, tool_name: str, tool_args: Any, messages: Any, state: Any, **kwargs: Any) -> Any:
+            return {**tool_args, "database": state["database"]}
+
+        def run_sql(self, query: str, database: Any) -> str:
+            """Run a query.
+
+            Args:
+                query: SQL text.
+            """
+            return str(database.execute(query).fetchall())
+
+    def analyst(messages: Any, state: Any, rng: Any) -> Any:
+        if not state["trajectory"]:
+            return vf.tool_call("run_sql", query="SELECT count(*) FROM orders")
+        return text([messages[-1]]).strip("[](),")
+
+    def counted(completion: Any, state: Any, info: Any) -> float:
+        [count] = state["database"].execute("SELECT count(*) FROM orders").fetchone()
+        return float(text(completion) == str(count if is_found else info["count"]))
+
+    reported_findings = await findings(check_changed_data, Store())
+    assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found

@@ -104,7 +104,9 @@ def test_a_path_that_exists_is_that_environment(path: str, workplace):
 def test_a_file_of_this_folder(workplace, monkeypatch):
     monkeypatch.chdir(write_environment(Path("elsewhere"), "my_env", "this folder").parent)
     assert load_environment("my_env.py").origin == "this folder"
-    with pytest.raises(ConfigError, match=r"This folder has \./my_env\.py, but rove does not search it: give \./my_env\.py"):
+    with pytest.raises(
+        ConfigError, match=r"This folder has \./my_env\.py, but rove does not search it: give \./my_env\.py"
+    ):
         load_environment("my_env")
 
 

@@ -100,7 +100,9 @@ def test_a_seed_that_reshuffles_a_pool_is_the_same_for_both(
     assert shared(sections) == (0, table)
     assert sections["evaluation"].values["skip_examples"] == SELECTION_ROLLOUTS
     reason = sections["evaluation"].reason
-    assert "Another seed would repeat some of the table's examples, so all held-out examples have the same seed." in reason
+    assert (
+        "Another seed would repeat some of the table's examples, so all held-out examples have the same seed." in reason
+    )
     assert "The first 200 examples choose the weights in training; the table uses others." in reason
     assert "use examples of another seed" not in reason and "repeats questions" not in reason
     assert (evidence.seed_repeats, evidence.shared) == (True, 0)

@@ -167,17 +167,7 @@ def new_model(
         init: "random" for random weights, or "recall" for layers that can find and copy symbols of the prompt, with random
             embeddings.
     """
-    if arch not in ARCHITECTURES:
-        raise ConfigError(f"unknown architecture '{arch}'; {nearest(arch, ARCHITECTURES)}")
-    if size not in SIZES:
-        raise ConfigError(f"unknown size '{size}'; {nearest(size, SIZES)}")
-    if init not in INITS:
-        raise ConfigError(f"unknown init '{init}'; {nearest(init, INITS)}")
-    if init == "recall" and (arch, size) not in RECALL_LAYERS:
-        choices = " or ".join(f"arch {arch} with size {size}" for arch, size in RECALL_LAYERS)
-        raise ConfigError(f"init is 'recall', arch '{arch}' and size '{size}'; there are such layers for {choices}")
-    if not 0 <= word_share <= 1:
-        raise ConfigError(f"word_share is {word_share}; expected a share from 0 to 1")
+    _check_choices(arch, size, word_share, init)
     tokenizer = train_tokenizer(texts, vocab_size, word_share)
     shape: Arguments = SIZES[size] | ARCHITECTURE_SIZES.get((arch, size), {})
     layers = shape["num_hidden_layers"]
@@ -211,6 +201,20 @@ def new_model(
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=pad)
     return prepare(model, tokenizer)
+
+
+def _check_choices(arch: str, size: str, word_share: float, init: str) -> None:
+    if arch not in ARCHITECTURES:
+        raise ConfigError(f"unknown architecture '{arch}'; {nearest(arch, ARCHITECTURES)}")
+    if size not in SIZES:
+        raise ConfigError(f"unknown size '{size}'; {nearest(size, SIZES)}")
+    if init not in INITS:
+        raise ConfigError(f"unknown init '{init}'; {nearest(init, INITS)}")
+    if init == "recall" and (arch, size) not in RECALL_LAYERS:
+        choices = " or ".join(f"arch {arch} with size {size}" for arch, size in RECALL_LAYERS)
+        raise ConfigError(f"init is 'recall', arch '{arch}' and size '{size}'; there are such layers for {choices}")
+    if not 0 <= word_share <= 1:
+        raise ConfigError(f"word_share is {word_share}; expected a share from 0 to 1")
 
 
 def save_new_model(path: Path, loaded: LoadedModel) -> None:

@@ -1,0 +1,273 @@
+"""Train the layers with which `rove train` starts new models: they find and copy symbols of the prompt.
+
+    python benchmarks/learning/recall_layers.py -o rove/models/lfm2_tiny_recall.safetensors     # 25 to 40 CPU-minutes
+
+A sequence lists pairs of keys and values and then asks for values, or shows examples of a transformation of lists. Each step
+draws new random embeddings, so the layers cannot learn what a symbol means, only how to find it. For this reason, they also
+work with the embeddings of a new tokenizer. The sequences become longer and more varied when the answers are right often
+enough. docs/decisions/recall_layers.md has the reasons. Repeat the command to continue a stopped run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch.nn import functional
+
+from rove.models.from_scratch import new_model
+
+SYMBOLS = 512
+WIDTH = 128
+"""Number of values of an embedding."""
+QUERIES = 8
+"""Number of questions about the pairs of a sequence: many, so that each sequence has much to learn from."""
+EXAMPLES = 6
+"""Number of examples of a transformation; the first shows what to do and is not trained on."""
+BATCH = 32
+UNTRAINED = -100
+"""Target of a position that is not trained on."""
+LEARNING_RATE = 2e-3
+DECAY_SHARE = 0.3
+"""Share of the steps, at the end, in which the learning rate falls to a twentieth."""
+KINDS = ("copy", "copy", "reverse", "first", "last", "member", "without")
+
+
+class Level(NamedTuple):
+    """Maximum numbers of pairs in a sequence and of symbols in its parts."""
+
+    pairs: int
+    key: int
+    value: int
+    before: int
+    """Symbols before each key."""
+    between: int
+    """Symbols between each key and its value."""
+    after: int
+    """Symbols after each value."""
+    question_before: int
+    """Symbols before the key of a question."""
+    question_after: int
+    """Symbols between the key of a question and the answer, in addition to one that is always there."""
+    needed: float
+    """Share of right symbols from which the next level begins. Some answers are a guess: where values stand relative to their
+    keys differs from sequence to sequence."""
+
+
+LEVELS = (
+    Level(2, 1, 1, 0, 0, 0, 0, 0, needed=0.9),
+    Level(3, 1, 1, 1, 0, 1, 1, 0, needed=0.9),
+    Level(4, 1, 1, 1, 1, 1, 1, 1, needed=0.7),
+    Level(5, 1, 2, 1, 1, 1, 2, 2, needed=0.67),
+    Level(6, 1, 2, 2, 2, 2, 3, 3, needed=0.67),
+    Level(8, 2, 2, 2, 2, 2, 4, 4, needed=0.67),
+    Level(8, 2, 3, 3, 3, 3, 5, 6, needed=0.67),
+    Level(10, 2, 3, 3, 4, 3, 6, 8, needed=1.01),
+)
+
+
+class Exercise(NamedTuple):
+    """Symbols and, for each, the target: the symbol itself if it is trained on."""
+
+    symbols: list[int]
+    targets: list[int]
+
+    def show(self, symbols: Sequence[int]) -> None:
+        """Append symbols that are not trained on."""
+        self.symbols.extend(symbols)
+        self.targets.extend([UNTRAINED] * len(symbols))
+
+    def train(self, symbols: Sequence[int]) -> None:
+        """Append symbols that are trained on."""
+        self.symbols.extend(symbols)
+        self.targets.extend(symbols)
+
+
+class Pool:
+    """All symbols in random order, each given out once."""
+
+    def __init__(self, rng: random.Random):
+        self.symbols = rng.sample(range(SYMBOLS), SYMBOLS)
+
+    def take(self, count: int) -> list[int]:
+        """Return symbols that the sequence does not have yet."""
+        return [self.symbols.pop() for _ in range(count)]
+
+
+def recall(rng: random.Random, level: Level) -> Exercise:
+    """Return pairs of keys and values, and questions about them; in some sequences, later values replace earlier ones."""
+    pool = Pool(rng)
+    count = rng.randint(max(1, level.pairs // 2), level.pairs)
+    key_length, value_length = rng.randint(1, level.key), rng.randint(1, level.value)
+    before, between, after = (pool.take(rng.randint(0, most)) for most in (level.before, level.between, level.after))
+    question_before = pool.take(rng.randint(0, level.question_before))
+    question_after = pool.take(rng.randint(1, level.question_after + 1))
+    key_symbols, value_symbols = pool.take(max(2 * count, 4)), pool.take(rng.choice([4, 10, 10, 40]))
+    keys: list[tuple[int, ...]] = []
+    while len(keys) < count:
+        key = tuple(rng.sample(key_symbols, key_length))
+        if key not in keys:
+            keys.append(key)
+
+    def some_value() -> list[int]:
+        return [rng.choice(value_symbols) for _ in range(value_length)]
+
+    is_value_first = level.pairs > 4 and rng.random() < 0.2
+    sequence = Exercise([], [])
+    sequence.show(pool.take(1))
+    values: dict[tuple[int, ...], list[int]] = {}
+    replaced = rng.sample(keys, count // 2) if level.pairs > 3 and rng.random() < 0.1 else []
+    for key in [*keys, *replaced]:
+        values[key] = some_value()
+        first, second = (values[key], key) if is_value_first else (key, values[key])
+        sequence.show([*before, *first, *between, *second, *after])
+    sequence.show(pool.take(rng.randint(0, 2)))
+    for key in rng.choices(keys, k=QUERIES):
+        sequence.show([*question_before, *key, *question_after])
+        sequence.train(values[key])
+    return sequence
+
+
+def transform(rng: random.Random, level: Level) -> Exercise:
+    """Return examples of one transformation of lists, such as reversing them."""
+    pool = Pool(rng)
+    kind = rng.choice(KINDS)
+    alphabet = pool.take(rng.choice([6, 12, 30]))
+    yes, no = pool.take(2)
+    before, middle, end = pool.take(rng.randint(0, 2)), pool.take(1), pool.take(1)
+    sequence = Exercise([], [])
+    sequence.show(pool.take(1))
+    for number in range(EXAMPLES):
+        items = [rng.choice(alphabet) for _ in range(rng.randint(1, level.pairs + 2))]
+        question: list[int] = []
+        if kind == "copy":
+            answer = items
+        elif kind == "reverse":
+            answer = items[::-1]
+        elif kind == "first":
+            answer = items[:1]
+        elif kind == "last":
+            answer = items[-1:]
+        elif kind == "without":
+            question = [rng.choice(items)]
+            answer = [item for item in items if item != question[0]]
+        else:
+            question = [rng.choice(alphabet if rng.random() < 0.5 else items)]
+            answer = [yes if question[0] in items else no]
+        sequence.show([*before, *items, *middle, *question])
+        add = sequence.train if number else sequence.show
+        add([*answer, *end])
+    return sequence
+
+
+def batch_of(sequences: Sequence[Exercise]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return symbols and targets, both [B, T], filled up at the end."""
+    longest = max(len(sequence.symbols) for sequence in sequences)
+    symbols = torch.zeros(len(sequences), longest, dtype=torch.long)
+    targets = torch.full_like(symbols, UNTRAINED)
+    for row, sequence in enumerate(sequences):
+        symbols[row, : len(sequence.symbols)] = torch.tensor(sequence.symbols)
+        targets[row, : len(sequence.targets)] = torch.tensor(sequence.targets)
+    return symbols, targets
+
+
+class Training:
+    """The layers, their optimizer, and how far the training has come."""
+
+    def __init__(self, seed: int):
+        self.model: Any = new_model(["a"], arch="lfm2", size="tiny", seed=seed).model
+        self.model.config.use_cache = False
+        self.weights = [weight for name, weight in self.model.named_parameters() if is_stored(name)]
+        self.optimizer = torch.optim.AdamW(self.weights, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
+        self.seed = seed
+        self.step = self.level = 0
+        self.right = 0.0
+        """Moving average of the share of right symbols at this level."""
+
+    def take_step(self, steps: int) -> float:
+        """Train on a batch; return the loss."""
+        rng = random.Random(f"{self.seed}:{self.step}")
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.step)
+        embeddings = torch.randn(SYMBOLS, WIDTH, generator=generator) * WIDTH**-0.5  # as in a new model
+        level = self.level if rng.random() < 0.7 else rng.randint(0, self.level)
+        is_recall = self.level < 2 or rng.random() < 0.75
+        make = recall if is_recall else transform
+        symbols, targets = batch_of([make(rng, LEVELS[level]) for _ in range(BATCH)])
+        hidden = self.model.model(inputs_embeds=embeddings[symbols]).last_hidden_state[:, :-1]
+        targets = targets[:, 1:]
+        trained = targets != UNTRAINED
+        logits = hidden[trained] @ embeddings.t()
+        loss = functional.cross_entropy(logits, targets[trained])
+        remaining = 1 - self.step / steps
+        for group in self.optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * min(1.0, (self.step + 1) / 50, max(0.05, remaining / DECAY_SHARE))
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.weights, 1.0)
+        self.optimizer.step()
+        self.step += 1
+        if is_recall and level == self.level:
+            share = (logits.argmax(-1) == targets[trained]).float().mean().item()
+            self.right += 0.03 * (share - self.right)
+        if self.right > LEVELS[self.level].needed:
+            self.level, self.right = self.level + 1, 0.0
+        return loss.item()
+
+    def save(self, path: Path) -> None:
+        """Write everything that is needed to continue."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "progress": (self.step, self.level, self.right),
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(state, path.with_suffix(".new"))
+        path.with_suffix(".new").replace(path)
+
+    def load(self, path: Path) -> None:
+        """Continue from what `save` wrote."""
+        state = torch.load(path)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.level, self.right = state["progress"]
+
+
+def is_stored(name: str) -> bool:
+    """Return whether a weight belongs to the layers: embeddings, which are also the output layer, depend on the tokenizer."""
+    return not name.startswith(("model.embed_tokens", "lm_head"))
+
+
+def main() -> None:
+    """Train, and write the layers in bf16."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", required=True, type=Path, help="file to write")
+    parser.add_argument("--steps", type=int, default=16_000, help="number of steps (default: 16000)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    parser.add_argument("--checkpoint", type=Path, default=Path("runs/recall_layers.pt"), help="file of a stopped run")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    training = Training(args.seed)
+    if args.checkpoint.exists():
+        training.load(args.checkpoint)
+    while training.step < args.steps:
+        loss = training.take_step(args.steps)
+        if training.step % 200 == 0 or training.step == args.steps:
+            minutes = time.process_time() / 60
+            print(
+                f"step {training.step}  level {training.level}  loss {loss:.3f}  right {training.right:.3f}  "
+                f"{minutes:.1f} CPU-minutes of this process",
+                flush=True,
+            )
+            training.save(args.checkpoint)
+    weights = training.model.state_dict().items()
+    save_file({name: weight.bfloat16().contiguous() for name, weight in weights if is_stored(name)}, args.output)
+
+
+if __name__ == "__main__":
+    main()

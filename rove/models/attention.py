@@ -62,6 +62,15 @@ class Packing:
         return paths, offsets, shared_lengths
 
     @cached_property
+    def previous(self) -> torch.Tensor:
+        """[N + 1] index of the token before each token in its sequence. N stands for no token, also before itself."""
+        num_tokens = 1 + max(int(path.max()) for path in self.paths if len(path))
+        previous = np.full(num_tokens + 1, num_tokens)
+        for path in self.paths:
+            previous[path[1:]] = path[:-1]
+        return torch.from_numpy(previous).to(self.device)
+
+    @cached_property
     def padded_rows(self) -> list[PaddedRows]:
         """Groups of sequences of similar length, for PyTorch."""
         return [self._padded(group) for group in self._similar_sequences()]

@@ -432,6 +432,10 @@ def prepare(model: Any, tokenizer: Any, settings: TemplateSettings = OWN_TEMPLAT
     if attention.is_plain(model.config):
         model.set_attn_implementation(attention.NAME)
     use_fast_linear(model)
+    if model.config.model_type == "lfm2":
+        from rove.models.convolution import use_packed_convolutions  # transformers' module of LFM2 is read for such models only
+
+        use_packed_convolutions(model)
     if is_large(model):
         use_recomputing_layers(model)
     model.eval()

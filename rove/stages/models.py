@@ -163,9 +163,10 @@ def save_atomically(loaded: LoadedModel, path: Path) -> None:
 
 def model_text(config: ModelConfig, model: NewModel) -> str:
     """Return a line about a new model."""
+    weights = "random weights" if config.init == "random" else f"{config.init} layers and random embeddings"
     return (
         f"{model.path}: {config.arch}, {model.parameters:,} parameters, {model.vocabulary} tokens; "
-        f"random weights of seed {config.seed}"
+        f"{weights} of seed {config.seed}"
     )
 
 

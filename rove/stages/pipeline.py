@@ -90,7 +90,7 @@ class Pipeline:
         # The rows are written one by one from now on: a mark of an earlier recipe must not call some of them complete.
         (recipe.folder / COMPLETE).unlink(missing_ok=True)
         if recipe.new_model is not None and not (Path(recipe.model) / "config.json").exists():
-            say("Create a new model with random weights")
+            say("Create a new model")
             self.reporter.note(model_text(recipe.new_model, run_model_new(recipe.new_model)))
         else:
             say(f"Start from the model {recipe.model}")

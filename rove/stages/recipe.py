@@ -150,8 +150,8 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
     needs: str = ""
     """Time and memory that the demo needs; printed at its start."""
     model: JsonObject = {}
-    """`name` of the initial model, with `chat_template` and `template_args` if they are set, or the settings of a new model
-    with random weights. Without this table, `-m` names the model."""
+    """`name` of the initial model, with `chat_template` and `template_args` if they are set, or the settings of a new model.
+    Without this table, `-m` names the model."""
     data: JsonObject = {}
     """Settings of the teacher's rollouts; without this table, there is no teacher and no SFT stage."""
     sft: JsonObject = {}

@@ -71,13 +71,10 @@ class Batch(NamedTuple):
 
 
 def can_pack(model: Any) -> bool:
-    """Return whether sequences of this model can share tokens: only rove's attention mixes tokens, and logits are a plain
-    product.
+    """Return whether sequences of this model can share tokens: only rove's attention and convolutions mix tokens, and logits are
+    a plain product.
     """
-    config = model.config
-    layer_types = getattr(config, "layer_types", None) or ()
-    # A convolution mixes neighboring tokens without regard to the attention mask.
-    return attention.is_plain(config) and "conv" not in layer_types and config._attn_implementation == attention.NAME
+    return attention.is_plain(model.config) and model.config._attn_implementation == attention.NAME
 
 
 def count_trained_tokens(samples: Sequence[TrainingSequence]) -> int:

@@ -12,12 +12,13 @@ import torch
 from fakes import TEXTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from tiers import each_row
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, ToolMessage, UserMessage
-from rove.models.from_scratch import CHAT_TEMPLATE, new_model, save_new_model, train_tokenizer
+from rove.models.from_scratch import CHAT_TEMPLATE, RECALL_LAYERS, new_model, save_new_model, train_tokenizer
 from rove.models.load import LoadedModel, load_model
 from rove.rendering.renderer import Renderer
 from rove.rendering.tool_calls import Call, calls_of, format_of
@@ -230,3 +231,19 @@ def test_the_vocabulary_is_the_same_in_every_process():
     environment = {**os.environ, "PYTHONHASHSEED": "1"}  # this process has a random one
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert ast.literal_eval(done.stdout) == train_tokenizer(texts).get_vocab()
+
+
+def test_layers_that_can_recall_get_random_embeddings():
+    first, second = (new_model(TEXTS, "lfm2", init="recall", seed=seed).model for seed in (0, 1))
+    stored = load_file(RECALL_LAYERS["lfm2", "tiny"])
+    embeddings = {"model.embed_tokens.weight", "lm_head.weight"}
+    assert set(stored) == set(first.state_dict()) - embeddings
+    for name, weight in stored.items():
+        assert torch.equal(first.state_dict()[name], weight.float())
+        assert torch.equal(second.state_dict()[name], weight.float())
+    assert not torch.equal(first.model.embed_tokens.weight, second.model.embed_tokens.weight)
+
+
+def test_there_are_no_recall_layers_for_other_models():
+    with pytest.raises(ConfigError, match="there are such layers for arch lfm2 with size tiny"):
+        new_model(TEXTS, "llama", init="recall")

@@ -98,7 +98,7 @@ def shared_prefix_sequences(count: int = 12) -> list[TrainingSequence]:
 
 
 @pytest.mark.parametrize("loss", first_quick([cispo(), grpo(), cross_entropy]))
-@pytest.mark.parametrize("family", first_quick(["llama", "smollm", "qwen2", "qwen3"]))
+@pytest.mark.parametrize("family", first_quick(["lfm2", "llama", "smollm", "qwen2", "qwen3"]))
 @pytest.mark.parametrize("make", [shared_prefix_sequences, ragged_sequences])
 def test_packed_padded_and_single_sequences_give_the_same_gradient(make: Any, family: str, loss: Any, monkeypatch: Any):
     loaded = family_model(family)

@@ -1,0 +1,79 @@
+"""Every fuzz target on its kept corpus, and the parts of the fuzzer that run without Atheris."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from rove.core.errors import ConfigError
+from tests.fuzz.corpora import CORPORA, kept_inputs, write_corpus
+from tests.fuzz.mutate import mutated
+from tests.fuzz.target import BadErrorError, LargeInputError, SlowInputError, Target, check
+from tests.fuzz.targets import TARGETS
+
+SLOW = ("gguf", "model_files")
+"""Targets whose inputs load libraries; their first inputs suffice."""
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_target_holds_on_its_kept_corpus(name: str):
+    inputs = kept_inputs(name)
+    assert inputs, f"python -m tests.fuzz.seeds {name}"
+    for data in inputs[: 2 if name in SLOW else None]:
+        try:
+            check(TARGETS[name], data)
+        except Exception as error:
+            error.add_note(f"input: {data[:500]!r}")
+            raise
+
+
+def test_every_corpus_belongs_to_a_target():
+    assert {file.stem for file in CORPORA.glob("*")} == TARGETS.keys()
+
+
+def run_error(error: Exception) -> Target:
+    def run(data: bytes) -> None:
+        raise error
+
+    return Target("t", run, ())
+
+
+def test_the_property_is_checked(monkeypatch: pytest.MonkeyPatch):
+    check(run_error(ConfigError("n is 0; expected 1 or more")), b"")
+    with pytest.raises(BadErrorError):
+        check(run_error(ConfigError("")), b"")
+    with pytest.raises(ZeroDivisionError):
+        check(run_error(ZeroDivisionError()), b"")
+    monkeypatch.setattr("tests.fuzz.target.MAX_CPU_S", -1.0)
+    with pytest.raises(SlowInputError):
+        check(Target("t", len, ()), b"")
+    monkeypatch.undo()
+    monkeypatch.setattr("tests.fuzz.target.MAX_GROWTH_BYTES", -1)
+    with pytest.raises(LargeInputError):
+        check(Target("t", len, ()), b"")
+
+
+def test_a_corpus_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tests.fuzz.corpora.CORPORA", tmp_path)
+    inputs = [b"", b"a\nb", "é\u2028".encode(), bytes(range(256))]
+    write_corpus("t", inputs)
+    assert kept_inputs("t") == inputs and kept_inputs("another") == []
+
+
+def test_mutations_of_json_stay_json_and_no_input_exceeds_the_maximum_size():
+    data = json.dumps({"messages": [{"role": "user", "content": "x"}], "n": 1}).encode()
+    rng = random.Random(0)
+    results = [mutated(data, ("word",), 5_000, rng) for _ in range(500)]
+    changed = [result for result in results if result is not None]
+    assert max(map(len, changed)) == 5_000
+    decoded = 0
+    for result in changed:
+        try:
+            json.loads(result)
+            decoded += 1
+        except (ValueError, RecursionError):
+            continue
+    assert decoded > len(changed) // 2

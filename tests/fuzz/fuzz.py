@@ -36,16 +36,10 @@ MIN_SECONDS = 5
 """A shorter remaining time is not worth a start."""
 
 
-def failure_name(error: BaseException) -> str:
-    """Return a name that failures with the same cause share: the type, and the last line of rove or of the targets."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if str(ROOT) in frame.filename]
-    own = [frame for frame in frames if f"{ROOT}/rove/" in frame.filename] or frames
-    place = f"{Path(own[-1].filename).stem}-{own[-1].lineno}" if own else "nowhere"
-    return f"{type(error).__name__}-{place}"
-
-
 def keep_failure(folder: Path, data: bytes, error: BaseException) -> None:
     """Keep an input that breaks the property, unless a smaller one of the same kind is there."""
+    from tests.fuzz.target import failure_name
+
     file = folder / failure_name(error)
     if file.exists() and file.stat().st_size <= len(data):
         return

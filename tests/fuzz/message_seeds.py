@@ -174,4 +174,36 @@ def message_seeds() -> dict[str, list[bytes]]:
         _bytes(two_fields, f"{json.dumps(OBSERVATION)}\n{json.dumps(error)}", '```json\n{"move": "e2e4"}\n```'),
         _bytes(two_fields, json.dumps(error), "{}"),
     ]
+    questions = [
+        {"question": "2+2?", "answer": "4", "choices": ["3", "4"], "info": {"level": 1}},
+        {"prompt": MESSAGES[:2], "answer": ["4", 4], "choices": '["3", "4"]', "info": '{"level": 1}'},
+        {"question": "1 = 1?", "answer": True, "choices": ["true", "false"]},
+    ]
+    chats = [
+        {"messages": MESSAGES[:3], "tools": [TOOL], "chat_template_kwargs": {"enable_thinking": False}},
+        {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]},
+        {"prompt": "2+2?", "completion": "4", "tools": json.dumps([TOOL])},
+        {"prompt": MESSAGES[:1], "completion": [{"role": "assistant", "content": [{"type": "text", "text": "4"}]}]},
+    ]
+    rows, chat_rows = ["\n".join(map(json.dumps, values)).encode() for values in (questions, chats)]
+    seeds["questions_jsonl"] = [rows, *(json.dumps(row).encode() for row in questions)]
+    seeds["questions_csv"] = [
+        b'\xef\xbb\xbfquestion,answer,choices\n"2+2, or?",4,"[""3"", ""4""]"\n3+3?,6,\n',
+        b"a;b\n1;2\n",
+    ]
+    seeds["messages_jsonl"] = [chat_rows, *(json.dumps(row).encode() for row in chats)]
+    seeds["messages_json"] = [json.dumps(chats).encode()]
+    endpoint = '[[endpoint]]\nendpoint_id = "a"\nmodel = "m"\nurl = "http://localhost:8000/v1"\nprice = {input = 1, output = 2}\n'
+    locked = (
+        f'[[environment]]\nowner = "a"\nname = "b"\nversion = "1.0"\nhub = "h"\nmanifest = "{"0" * 64}"\nfiles = []\n'
+    )
+    accepted = '[[accept]]\ncheck = "hedging"\nreason = "intended"\nseverity = "high"\n'
+    seeds["other_toml"] = [endpoint.encode(), f"schema = 1\n{locked}".encode(), accepted.encode()]
+    seeds["settings"] = [
+        b'env = "tictactoe"\nmodel = "m"\nsteps = 3\n[loss]\nkind = "grpo"\n[lora]\nrank = 8\n[[evaluation]]\nevery = 5\n'
+    ]
+    finding = {"id": "hedging", "text": "x", "severity": "high"}
+    seeds["json_files"] = [
+        json.dumps({"findings": [finding], "checks": ["hedging"], "env": "a", "rewards": {}}).encode()
+    ]
     return seeds

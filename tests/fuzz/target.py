@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ try:
 except ImportError:  # Windows: memory is not measured there
     resource = None
 
+ROOT = Path(__file__).parents[2]
 MAX_INPUT_BYTES = 64 << 10
 """Maximum size of an input."""
 MAX_CPU_S = 2.0
@@ -74,6 +76,14 @@ def _peak_bytes() -> int:
         return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def failure_name(error: BaseException) -> str:
+    """Return a name that failures with the same cause share: the type, and the last line of rove or of the targets."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if str(ROOT) in frame.filename]
+    own = [frame for frame in frames if f"{ROOT}/rove/" in frame.filename] or frames
+    place = f"{Path(own[-1].filename).stem}-{own[-1].lineno}" if own else "nowhere"
+    return f"{type(error).__name__}-{place}"
 
 
 def text_of(data: bytes) -> str:

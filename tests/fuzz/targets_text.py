@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -133,12 +134,9 @@ CHOICES = (["yes", "no"], ["A", "B", "C"], [str(number) for number in range(1, 1
 def read_judge(data: bytes) -> None:
     """Read a verdict; the second part of the input is the judged text."""
     reply, judged = map(text_of, parts_of(data, 2))
-    for choices in CHOICES:
-        for is_truncated in (False, True):
-            try:
-                assert read_verdict(reply, choices, is_truncated, judged, choices[-1]) in choices
-            except InvalidModelResponseError:
-                continue
+    choices = CHOICES[len(reply) % len(CHOICES)]
+    with suppress(InvalidModelResponseError):
+        assert read_verdict(reply, choices, reply.endswith(" "), judged, choices[-1]) in choices
 
 
 PARSERS = (Parser(), ThinkParser(extract_boxed_answer), MaybeThinkParser(), XMLParser(["think", ("answer", "move")]))

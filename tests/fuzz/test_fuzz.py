@@ -11,11 +11,20 @@ import pytest
 from rove.core.errors import ConfigError
 from tests.fuzz.corpora import CORPORA, kept_inputs, write_corpus
 from tests.fuzz.mutate import mutated
-from tests.fuzz.target import BadErrorError, LargeInputError, SlowInputError, Target, check
+from tests.fuzz.target import (
+    MAX_INPUT_BYTES,
+    BadErrorError,
+    LargeInputError,
+    SlowInputError,
+    Target,
+    check,
+    failure_name,
+)
 from tests.fuzz.targets import TARGETS
 
 SLOW = ("gguf", "model_files")
 """Targets whose inputs load libraries; their first inputs suffice."""
+CHANGED_INPUTS = 200
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -28,6 +37,25 @@ def test_a_target_holds_on_its_kept_corpus(name: str):
         except Exception as error:
             error.add_note(f"input: {data[:500]!r}")
             raise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in TARGETS if name not in SLOW])
+def test_a_target_holds_on_changed_inputs_of_its_kept_corpus(name: str):
+    """The same inputs each time, without coverage: `make fuzz` searches further."""
+    rng, target, inputs = random.Random(name), TARGETS[name], kept_inputs(name)
+    failures: dict[str, Exception] = {}
+    for _ in range(CHANGED_INPUTS):
+        data = rng.choice(inputs)
+        for _ in range(rng.randint(1, 4)):
+            data = mutated(data, target.words, MAX_INPUT_BYTES, rng) or data
+        try:
+            check(target, data)
+        except Exception as error:
+            error.add_note(f"input: {data[:500]!r}")
+            failures.setdefault(failure_name(error), error)
+    if failures:
+        raise ExceptionGroup(f"{name}: {len(failures)} kinds of failures", list(failures.values()))
 
 
 def test_every_corpus_belongs_to_a_target():

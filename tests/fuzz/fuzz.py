@@ -24,8 +24,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import atheris
-
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "fuzz"
 PROGRESS = BUILD / "progress.json"
@@ -50,6 +48,8 @@ def keep_failure(folder: Path, data: bytes, error: BaseException) -> None:
 
 def fuzz(name: str, seconds: int) -> None:
     """Fuzz a target in this process, which libFuzzer ends."""
+    import atheris  # here, so that the tests read this module without it
+
     from tests.fuzz.corpora import kept_inputs
     from tests.fuzz.mutate import mutated
     from tests.fuzz.target import MAX_INPUT_BYTES, check
@@ -174,6 +174,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="Time of all targets together (default: 60).")
     parser.add_argument("targets", nargs="*", help="Names of targets (default: all).")
     arguments = parser.parse_args()
+    import atheris
+
     atheris.enabled_hooks.add("str")
     with atheris.instrument_imports(include=["rove"]):
         from tests.fuzz.targets import TARGETS

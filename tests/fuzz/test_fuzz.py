@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rove.core.errors import ConfigError
+from tests.fuzz import fuzz
 from tests.fuzz.corpora import CORPORA, kept_inputs, write_corpus
 from tests.fuzz.mutate import mutated
 from tests.fuzz.target import (
@@ -82,6 +83,44 @@ def test_the_property_is_checked(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tests.fuzz.target.MAX_GROWTH_BYTES", -1)
     with pytest.raises(LargeInputError):
         check(Target("t", len, ()), b"")
+
+
+def test_an_interrupted_campaign_continues_and_its_table_counts_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    started: list[str] = []
+    figures = {"executions": 10, "before": 5, "covered": 8, "ended": 0}
+
+    def run_forked(name: str, seconds: int) -> dict[str, int]:
+        started.append(name)
+        if started == ["a", "b"]:
+            raise KeyboardInterrupt
+        return figures
+
+    monkeypatch.setattr(fuzz, "BUILD", tmp_path)
+    monkeypatch.setattr(fuzz, "PROGRESS", tmp_path / "progress.json")
+    monkeypatch.setattr(fuzz, "run_forked", run_forked)
+    (tmp_path / "b" / "crashes").mkdir(parents=True)
+    fuzz.keep_failure(tmp_path / "b" / "crashes", b"longer", ZeroDivisionError())
+    fuzz.keep_failure(tmp_path / "b" / "crashes", b"short", ZeroDivisionError())
+    minutes = fuzz.MIN_SECONDS / 60 / 2  # one start for each target
+    with pytest.raises(KeyboardInterrupt):
+        fuzz.campaign(["a", "b"], minutes)
+    fuzz.campaign(["a", "b"], minutes)
+    assert started == ["a", "b", "b"]
+    table = capsys.readouterr().out.split("\n\n")[-2]
+    assert (
+        "| all | 20 | | 6 | 1 |" in table
+        and (tmp_path / "b" / "crashes" / "ZeroDivisionError-nowhere").read_bytes() == b"short"
+    )
+    fuzz.campaign(["a", "b"], minutes)  # a new one
+    assert started == ["a", "b", "b", "a", "b"]
+
+
+def test_figures_are_read_from_the_log_of_libfuzzer():
+    log = "#3\tINITED cov: 15 ft: 20\n#90\tNEW    cov: 17 ft: 22\n#1000\tDONE   cov: 17 ft: 22\n"
+    assert fuzz.figures_of(log) == {"executions": 1000, "before": 15, "covered": 17}
+    assert fuzz.figures_of("") == {"executions": 0, "before": 0, "covered": 0}
 
 
 def test_a_corpus_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

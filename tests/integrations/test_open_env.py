@@ -242,6 +242,15 @@ def test_a_server_with_other_messages_fails_the_rollout(message: str) -> None:
     assert record.error is not None and record.error.type == "InfraError"
 
 
+def test_a_refusal_without_a_message_is_quoted() -> None:
+    class Other(Guessing):
+        async def answer(self, ws: web.WebSocketResponse, kind: str, data: dict[str, Any]) -> None:
+            await ws.send_str('{"type": "error", "data": {"code": "FULL"}}')
+
+    [record] = sample(Other().app(), "1", num_eval_examples=1)
+    assert record.error is not None and "refused 'reset' without a message: {" in record.error.message
+
+
 def test_an_action_that_is_nested_too_deeply_is_invalid() -> None:
     schema = {"properties": {"a": {}, "b": {}}, "required": ["a", "b"]}
     server = _Server(None, "", schema)  # type: ignore[arg-type]

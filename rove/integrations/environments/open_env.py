@@ -415,7 +415,8 @@ class Session:
             raise InfraError(f"{self._url} closed the session")
         result = self._checked_data(frame)
         if frame.get("type") == "error":
-            raise RefusedError(str(result.get("message", "")), str(result.get("code", "")), result.get("errors"))
+            message = str(result.get("message") or f"{self._url} refused '{kind}' without a message: {excerpt(frame)}")
+            raise RefusedError(message, str(result.get("code", "")), result.get("errors"))
         return result
 
     def _checked_data(self, frame: JsonValue) -> JsonObject:
@@ -425,17 +426,16 @@ class Session:
             InfraError: The message, its observation or its reward has another form than OpenEnv's.
         """
         data = (frame.get("data") or {}) if is_object(frame) else None
-        is_valid = (
+        if (
             is_object(data)
             and is_object(data.get("observation") or {})
             and isinstance(data.get("reward"), (int, float, NoneType))
+        ):
+            return data
+        raise InfraError(
+            f'{self._url} sent {excerpt(frame)}; expected {{"type": …, "data": {{"observation": {{…}}, "reward": number or '
+            'null, "done": …}}: is it an OpenEnv server?'
         )
-        if not is_valid:
-            raise InfraError(
-                f'{self._url} sent {excerpt(frame)}; expected {{"type": …, "data": {{"observation": {{…}}, "reward": number or '
-                'null, "done": …}}: is it an OpenEnv server?'
-            )
-        return data
 
     async def close(self) -> None:
         """End the session, so that the server has capacity for another."""

@@ -6,7 +6,7 @@ BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-broad every-change test-slow test-real test-models test-ray test-mcp test-integrations test-trainers test-clients test-pythons test-notebook test-all coverage check docs docs-pictures settings-page models-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel release docker shim clean
+.PHONY: demo test test-broad every-change test-slow test-real test-models test-ray test-mcp test-integrations test-trainers test-clients test-pythons test-notebook test-all coverage fuzz check docs docs-pictures settings-page models-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel release docker shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -126,6 +126,10 @@ test-all: $(STAMP)  ## every test target once, and a table of what passed, faile
 coverage: $(STAMP)  ## line and branch coverage of the quick tests per package; ARGS="tests/core" for some of them
 	rm -rf build/coverage && $(BIN)/python -m pip install --quiet --target build/coverage "coverage>=7.10"
 	$(BIN)/python tests/support/coverage_table.py $(ARGS)
+
+fuzz: $(STAMP)  ## fuzz every parser of foreign bytes; ARGS="--minutes 120 chat_request verdict" for a time and some targets
+	test -d build/fuzz-tools || $(BIN)/python -m pip install --quiet --target build/fuzz-tools "atheris>=3.0"
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support:$(CURDIR)/build/fuzz-tools $(BIN)/python -m tests.fuzz.fuzz $(ARGS)
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel

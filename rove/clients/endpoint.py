@@ -35,7 +35,7 @@ from rove.core.errors import (
     excerpt,
 )
 from rove.core.masking import NO_KEY, Secrets
-from rove.core.plain import Identity, JsonObject
+from rove.core.plain import UNREADABLE, Identity, JsonObject, JsonValue
 from rove.core.protocols import Request, Response
 from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds, SecondsOrZero
 
@@ -298,10 +298,7 @@ class EndpointClient(ABC):
             limiter.release(admitted, outcome, pause)
         if status >= 300:
             raise self._refusal(url, status, answer.decode(errors="replace"), _seconds(headers))
-        try:
-            return msgspec.json.decode(answer)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InvalidModelResponseError(f"not JSON ({error}): {excerpt(answer)}") from error
+        return decoded_body(answer)
 
     async def _post(
         self, session: aiohttp.ClientSession, url: URL, body: bytes
@@ -358,6 +355,14 @@ async def _read(reply: aiohttp.ClientResponse) -> bytes:
         if size > MAX_RESPONSE_BYTES:
             raise InvalidModelResponseError(f"a reply of more than {MAX_RESPONSE_BYTES >> 20} MiB: {excerpt(parts[0])}")
     return b"".join(parts) if len(parts) != 1 else parts[0]
+
+
+def decoded_body(answer: bytes) -> JsonValue:
+    """Return the JSON value of a response's body."""
+    try:
+        return msgspec.json.decode(answer)
+    except UNREADABLE as error:
+        raise InvalidModelResponseError(f"not JSON ({error}): {excerpt(answer)}") from error
 
 
 def retry_delay(failures: int, backoff: float, retry_after: float, jitter: random.Random) -> float:

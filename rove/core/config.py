@@ -15,7 +15,7 @@ import msgspec
 
 from rove.core.checks import is_bool, is_text, is_text_list, raise_explained, text_list, type_below
 from rove.core.errors import ConfigError, nearest
-from rove.core.plain import is_mapping
+from rove.core.plain import UNREADABLE, is_mapping
 
 T = TypeVar("T")
 Table = dict[str, Any]
@@ -151,7 +151,7 @@ def read_toml(path: str | Path) -> Table:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"settings file {path} does not exist") from error
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise ConfigError(f"settings file {path}: {error}") from error
 
 
@@ -171,7 +171,7 @@ def parse_value(text: str) -> object:
     """Return a flag's value: parsed as JSON if possible, else the text."""
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:  # a text needs no quotation marks: --loss.kind cispo, not '"cispo"'
+    except UNREADABLE:  # a text needs no quotation marks: --loss.kind cispo, not '"cispo"'
         return text
 
 

@@ -1,10 +1,14 @@
-"""Names for types of plain data in files, in requests, and in users' dataset rows."""
+"""Names for types of plain data in files, in requests, and in users' dataset rows, and for errors of their decoders."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
+import msgspec
+
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""Exceptions that decoding untrusted JSON or TOML can raise: invalid UTF-8 is a `ValueError`, deep nesting a `RecursionError`."""
 Row = dict[str, Any]
 """A dataset row: `prompt` or `question`, and any other columns."""
 Info = dict[str, Any]

@@ -16,7 +16,7 @@ import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import Messages, SystemMessage, UserMessage, as_messages
-from rove.core.plain import JsonMapping, Row, is_mapping
+from rove.core.plain import UNREADABLE, JsonMapping, Row, is_mapping
 
 DatasetSource = Any
 """A list of dicts, a Hugging Face Dataset, a .jsonl path, a generator, or a zero-argument function returning one of these."""
@@ -148,7 +148,7 @@ class JsonLines(Sequence[Row]):
                     msgspec.json.decode(content, type=dict)
                 except UnicodeDecodeError as error:
                     reject_bytes(path, number, error)
-                except (msgspec.MsgspecError, RecursionError) as error:  # RecursionError: nested too deeply
+                except UNREADABLE as error:
                     raise ConfigError(f"{path}, line {number}: {error}") from error
                 self._starts.append(start + len(line) - len(content))
                 self._lines.append(number)
@@ -229,7 +229,7 @@ def _info(value: object, index: int) -> dict[str, object]:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value) if value else {}
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise ConfigError(f"dataset row {index}: 'info' is text but not JSON: {error}") from error
     if value is None:
         return {}

@@ -17,7 +17,7 @@ from aiohttp import WSMsgType, web
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, excerpt
 from rove.core.messages import AssistantMessage, text_of
-from rove.core.plain import JsonMapping, JsonObject, Row, ToolDefinition
+from rove.core.plain import UNREADABLE, JsonMapping, JsonObject, Row, ToolDefinition, is_object
 from rove.core.protocols import Request, Response
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
@@ -173,9 +173,7 @@ class OpenEnvServer:
                 if message.type is not WSMsgType.TEXT:
                     continue
                 try:
-                    frame = json.loads(message.data)
-                    kind = frame.get("type", "")
-                    data = frame.get("data") or {}
+                    kind, data = _read_frame(message.data)
                     if kind == "close":
                         break
                     if kind == "reset":
@@ -183,8 +181,6 @@ class OpenEnvServer:
                             await episode.close()
                         episode = self._begin_episode(data)
                     await _send(socket, *await _reply(kind, data, episode))
-                except json.JSONDecodeError as error:
-                    await _send(socket, "error", {"message": f"Invalid JSON: {error}", "code": "INVALID_JSON"})
                 # An error of the environment fails this message, and not the connection or the server.
                 except Exception as error:
                     code = error.code if isinstance(error, RefusedError) else "EXECUTION_ERROR"
@@ -195,6 +191,21 @@ class OpenEnvServer:
                 await episode.close()
             await socket.close()
         return socket
+
+
+def _read_frame(text: str) -> tuple[str, JsonMapping]:
+    """Return the type and the data of a message."""
+    try:
+        frame = json.loads(text)
+    except UNREADABLE as error:
+        raise RefusedError(f"Invalid JSON: {error}", "INVALID_JSON") from error
+    kind = frame.get("type", "") if is_object(frame) else None
+    data = (frame.get("data") or {}) if is_object(frame) else None
+    if not isinstance(kind, str) or not is_object(data):
+        raise RefusedError(
+            f'the message is {excerpt(frame)}; expected {{"type": "reset", "data": {{…}}}}', "VALIDATION_ERROR"
+        )
+    return kind, data
 
 
 async def _respond_with(body: object, _: web.Request) -> web.Response:
@@ -478,7 +489,7 @@ async def _data(request: web.Request) -> JsonMapping:
     text = await request.text()
     try:
         data = json.loads(text) if text.strip() else {}
-    except json.JSONDecodeError as error:
+    except UNREADABLE as error:
         raise RefusedError(f"the body is not JSON: {error}", "VALIDATION_ERROR") from error
     if not isinstance(data, dict):
         raise RefusedError("the body is not a JSON object", "VALIDATION_ERROR")

@@ -104,7 +104,7 @@ def _units() -> dict[str, Unit]:
 UNITS = _units()
 _TEXT_COMMAND = re.compile(r"\\(?:text|textrm|textbf|mathrm|mathbf|operatorname)\s*\{([^{}]*)\}")
 _SPACE = r"(?:\\[,;:! ]|\\thinspace\b|\{\\[,;:!]\}|~|\s)"
-_END = re.compile(rf"(?:{_SPACE}|[.,;:])+$")
+_PUNCTUATION = re.compile(rf"(?:{_SPACE}|[.,;:])++")
 _BOLD = re.compile(r"(\*{1,3}|__?)(?=\S)(?P<inner>.+)(?<=\S)\1")
 _ELLIPSIS = re.compile(r"\\[lcd]?dots[bcimo]?(?![A-Za-z])|\.{3}|…")
 _THOUSANDS = re.compile(rf"(?<![\d.,])(\d{{1,3}})((?:{_SPACE}+\d{{3}})+)(?!\d)")
@@ -157,11 +157,20 @@ def _parsed(text: str) -> list[Any]:
 def _tidied(text: str) -> str:
     """Return an answer without punctuation at its end and without spaces between thousands."""
     text = re.sub(r"\\colon\b|\\mathbin\s*\{:\}", ":", text).strip()
-    text = text if text.endswith("..") else _END.sub("", text)
+    text = text if text.endswith("..") else _without_end(text)
     bold = _BOLD.fullmatch(text)
     text = bold["inner"] if bold else text.removesuffix("**")
-    text = text if text.endswith("..") else _END.sub("", text)
+    text = text if text.endswith("..") else _without_end(text)
     return _THOUSANDS.sub(lambda number: number[1] + re.sub(r"\D", "", number[2]), text)
+
+
+def _without_end(text: str) -> str:
+    """Return a text without punctuation and spaces at its end."""
+    # Each run is read once. A pattern that ends with "$" would search a run in the middle again from each of its characters.
+    for run in _PUNCTUATION.finditer(text):
+        if run.end() == len(text):
+            return text[: run.start()]
+    return text
 
 
 def _terms(text: str) -> str:

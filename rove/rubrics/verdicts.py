@@ -42,7 +42,8 @@ _BOXED = lazy_pattern(r"\\boxed\s*\{((?:[^{}\n]|\{[^{}\n]*\})*)\}")
 _OPENING = r"(?:[\s*_`\"'“”‘’«»$\[(<{]|\\(?:boxed|text|textbf|mathrm|mathbf)\s*\{|\\[(\[])*"
 _CLOSING = r"(?:[*_`\"'“”‘’«»$\])>}]|\\[)\]])*+"
 _ZEROS = r"(?:(?<=\d)\.0+)?"  # 8.0 is 8
-_SCALE = r"(?:\s*(?:/|out of|of)\s*[*_`]*(?P<top>\d+)(?!\w|[.,]\d))?(?:\s+(?:points?|stars?))?"
+# At most nine digits: Python refuses to convert a number of more than 4,300.
+_SCALE = r"(?:\s*(?:/|out of|of)\s*[*_`]*(?P<top>\d{1,9})(?!\w|[.,]\d))?(?:\s+(?:points?|stars?))?"
 # "no doubt", "A-", "1.5", "8%" and "yes?" mean something else than their beginning.
 _VALUE_END = r"(?=\s*$|\s*\n|[.,;:!。、！](?!\d)|\s*[—–(]|\s+-\s)"
 _EDGES = " \t\r\n.,:;!\"'`*_#“”‘’„«»…。、！"

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from rove.core.errors import ConfigError, RunError
+from rove.core.plain import UNREADABLE
 from rove.utils.files import open_regular, read_lines, truncate_torn_line
 from rove.utils.systems import lock_file
 
@@ -125,7 +126,7 @@ class Annotations:
                 break
             try:
                 change = msgspec.json.decode(line, type=Change)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            except UNREADABLE as error:
                 bad.append((number, str(error)))
                 continue
             key = change.rollout.key if change.rollout else None

@@ -9,7 +9,7 @@ from typing import TypedDict, TypeVar
 import msgspec
 
 from rove.core.errors import RunError
-from rove.core.plain import Arguments, JsonObject, JsonValue, is_list, is_mapping
+from rove.core.plain import UNREADABLE, Arguments, JsonObject, JsonValue, is_list, is_mapping
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ def decoded(
         # Only checked, not converted: keys of other versions of rove stay.
         msgspec.convert(value, expected)
         check_plain(value)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except UNREADABLE as error:
         raise RunError(f"{file} is damaged, or not a file that rove wrote: {error}") from error
     return value
 
@@ -131,7 +131,7 @@ def decoded_row(line: bytes) -> JsonObject:
         if type(step) is not int:  # not isinstance: True is an int, too
             raise ValueError(f"`step` is {step!r}; expected an integer")
         check_plain(row)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except UNREADABLE as error:
         raise RunError(f"not a row of numbers and texts: {error}; the line starts {line[:80]!r}") from error
     return row
 

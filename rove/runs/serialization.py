@@ -14,7 +14,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, RunError, short_repr
 from rove.core.messages import Message
-from rove.core.plain import JsonValue, MessageDict, ToolDefinition, is_mapping
+from rove.core.plain import UNREADABLE, JsonValue, MessageDict, ToolDefinition, is_mapping
 from rove.core.records import SCHEMA_VERSION, Outcome, RolloutRecord, StepTokens, TrajectoryStep, Usage
 
 
@@ -299,5 +299,5 @@ def decode_place(line: bytes) -> Place:
 def _decoded(decoder: msgspec.json.Decoder[_StoredT], line: bytes) -> _StoredT:
     try:
         return decoder.decode(line)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise RunError(f"not a rollout record: {error}; the line starts {line[:80]!r}") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from rove.core.errors import RunError
+from rove.core.plain import UNREADABLE
 from rove.utils.files import atomic_write, read_regular
 
 
@@ -54,5 +55,5 @@ def read_tokens(run: Path, step: int) -> list[TrainedRollout]:
         raise RunError(f"{file.parent} is a symbolic link; expected a folder")
     try:
         return msgspec.json.decode(read_regular(file), type=list[TrainedRollout])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise RunError(f"{file} cannot be read: {error}; delete it, it is only used for viewing") from error

@@ -14,7 +14,7 @@ import msgspec
 
 from rove.core.checks import check_values
 from rove.core.errors import ConfigError, InfraError, LimitReachedError, SandboxError, SandboxFileError
-from rove.core.plain import JsonObject
+from rove.core.plain import UNREADABLE, JsonObject
 from rove.core.ranges import PositiveInt
 from rove.sandbox.backend import Functions, Result, SandboxLimits
 from rove.utils.functions import maybe_await
@@ -148,7 +148,7 @@ class SupervisedSession(ABC):
             except TimeoutError:
                 await self._end()
                 return {"lost": f"no answer after {seconds + RESPONSE_GRACE_S:g} s", "timed_out": True}
-            except (OSError, EOFError, msgspec.DecodeError) as error:
+            except (OSError, EOFError, *UNREADABLE) as error:
                 await self._end()
                 return {"lost": f"{type(error).__name__}"}
             except BaseException:

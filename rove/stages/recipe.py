@@ -311,11 +311,18 @@ SMOKE: JsonObject = {
 def _smoke_table(values: JsonMapping) -> JsonObject:
     """Return the [smoke] table for a recipe without one: tiny sizes for the recipe's sections."""
     table = {name: dict(sizes) for name, sizes in SMOKE.items() if name in values}
-    stages = [values["sft"]] if "sft" in values else []
-    for stage in [*stages, *values["rl"]]:
-        for held_out in stage.get("evaluation", []):
-            held_out |= {"num_examples": 8, "every": 2}
+    for name in ("sft", "rl"):
+        for stage in _tables(values.get(name)):
+            for held_out in _tables(stage.get("evaluation")):
+                held_out |= {"num_examples": 8, "every": 2}
     return table
+
+
+def _tables(value: JsonValue) -> list[JsonObject]:
+    """Return the tables in a value that is a table or a list of tables; values of another type are left to the check of the
+    whole recipe.
+    """
+    return [item for item in (value if is_list(value) else [value]) if is_object(item)]
 
 
 def read_recipe(path: Path, values: JsonObject, variants: Sequence[str] = ()) -> RecipeFile:

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from rove.core.errors import ConfigError, RunError
-from rove.core.plain import JsonObject, JsonValue
+from rove.core.plain import UNREADABLE, JsonObject, JsonValue
 from rove.models.pretrained import CATALOG, models_folder
 from rove.runs.annotations import Annotation, Annotations, Change, RolloutId
 from rove.runs.annotations import annotate as write_annotation
@@ -483,7 +483,7 @@ def annotate(store: RunStore, body: bytes) -> JsonObject:
         raise ReadOnly("this viewer is read-only; start it with `rove view --annotate` to tag runs and rollouts")
     try:
         request = msgspec.json.decode(body, type=AnnotationRequest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"not an annotation: {error}") from error
     return add_annotation(store, request)
 

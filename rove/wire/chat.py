@@ -285,7 +285,7 @@ def checked_messages(messages: Sequence[MessageDict]) -> list[JsonObject]:
 
 def _checked_message(message: JsonObject) -> JsonObject:
     role = message.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:  # a list or an object cannot be looked up
         raise ConfigError(f"the role is {excerpt(role)}; expected one of {', '.join(sorted(ROLES))}")
     tool_calls_of(message)
     if role in ("user", "system", "developer") and message.get("content") is None:

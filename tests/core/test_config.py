@@ -227,7 +227,7 @@ def test_an_unexpected_positional_argument_is_refused():
         read("game", bare="")
 
 
-@pytest.mark.parametrize("content", [b"steps = ", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"steps = ", b"\xff\xfe", b"a = " + 5_000 * b"[", b"a = " + 5_000 * b"9"])
 def test_invalid_toml_is_refused_with_the_file_name(tmp_path: Path, content: bytes):
     path = tmp_path / "settings.toml"
     path.write_bytes(content)

@@ -24,8 +24,8 @@ from toys import Quiz, Talk, says
 
 import rove as vf
 from rove.core.errors import WorkerError
-from rove.integrations.environments.open_env import OpenEnvEnv, RefusedError, Session, show_fields
-from rove.integrations.open_env_server import OpenEnvServer, RestEpisodes, SessionLimit
+from rove.integrations.environments.open_env import OpenEnvEnv, RefusedError, Session, _Server, show_fields
+from rove.integrations.open_env_server import OpenEnvServer, RestEpisodes, SessionLimit, _read_frame
 from rove.server.listen import base_url_of, listening
 from tests.envs.test_tool import call, calls
 
@@ -227,6 +227,41 @@ def test_a_server_that_does_not_respond_fails_the_rollout() -> None:
 
     [record] = sample(Silent().app(), "1", num_eval_examples=1, call_seconds=0.3)
     assert record.error is not None and "did not answer 'reset' within 0.3 s" in record.error.message
+
+
+NOT_OPEN_ENV = ("[]", '{"data": [1]}', '{"data": {"observation": "x"}}', '{"data": {"reward": "1"}}', 9_000 * "[")
+
+
+@pytest.mark.parametrize("message", NOT_OPEN_ENV, ids=range(len(NOT_OPEN_ENV)))
+def test_a_server_with_other_messages_fails_the_rollout(message: str) -> None:
+    class Other(Guessing):
+        async def answer(self, ws: web.WebSocketResponse, kind: str, data: dict[str, Any]) -> None:
+            await ws.send_str(message)
+
+    [record] = sample(Other().app(), "1", num_eval_examples=1)
+    assert record.error is not None and record.error.type == "InfraError"
+
+
+def test_a_refusal_without_a_message_is_quoted() -> None:
+    class Other(Guessing):
+        async def answer(self, ws: web.WebSocketResponse, kind: str, data: dict[str, Any]) -> None:
+            await ws.send_str('{"type": "error", "data": {"code": "FULL"}}')
+
+    [record] = sample(Other().app(), "1", num_eval_examples=1)
+    assert record.error is not None and "refused 'reset' without a message: {" in record.error.message
+
+
+def test_an_action_that_is_nested_too_deeply_is_invalid() -> None:
+    schema = {"properties": {"a": {}, "b": {}}, "required": ["a", "b"]}
+    server = _Server(None, "", schema)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not a JSON object"):
+        server.action(f"```json\n{9_000 * '['}\n```")
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"type": 3}', '{"type": "step", "data": [1]}', "{", 9_000 * "["])
+def test_a_message_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(RefusedError):
+        _read_frame(text)
 
 
 def test_a_missing_server_is_reported() -> None:

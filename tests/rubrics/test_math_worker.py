@@ -82,6 +82,16 @@ def test_units_ratios_punctuation_and_small_values_are_compared(
     assert worker.Session().compare(answer, response) is is_equal
 
 
+@each_row(("text", "tidied"), [("4,,", "4"), (r"4\,\ .", "4"), ("4 ,5", "4 ,5"), ("...", "..."), ("4 \n", "4")])
+def test_punctuation_at_the_end_is_left_out(worker: ModuleType, text: str, tidied: str) -> None:
+    assert worker._tidied(text) == tidied
+
+
+def test_a_long_run_of_punctuation_is_read_in_time_in_proportion_to_its_length(worker: ModuleType) -> None:
+    text = f"4{100_000 * ','}5"
+    assert worker._tidied(text) == text
+
+
 @pytest.mark.parametrize("answer", ["", " ", ".", r"\text{ }"])
 def test_a_right_answer_that_cannot_be_parsed_is_none(worker: ModuleType, answer: str) -> None:
     assert worker.Session().compare(answer, "7") is None

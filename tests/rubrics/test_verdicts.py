@@ -301,6 +301,8 @@ def test_common_forms_of_verdicts_are_read(said: str, choices: list[str], verdic
         ("Overall: 7\nScore: 3 for style", SCORES),
         ("Score: 4/5", SCORES),
         ("8/100", SCORES),
+        (f"8/{5_000 * '9'}", SCORES),
+        (f"Score: 8/{5_000 * '9'}", SCORES),
         ("Score: 8%", SCORES),
         ('{"verdict": "no", "verdict": "yes"}', YES_NO),
         ('{"grade": "C", "score": "I"}', GRADES),

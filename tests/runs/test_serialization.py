@@ -181,7 +181,14 @@ def test_values_without_a_json_form_are_converted():
     assert back.scores == record.scores
 
 
-@each_row("line", [b"", b"{}", b"[1]", b'{"record": {}, "steps": []}', encode_record(make_record())[:-1]])
+NOT_UTF8 = encode_record(make_record(answer="quite unusual")).replace(b"quite unusual", b"\xff")
+NESTED = encode_record(make_record(info={"a": 7_777})).replace(b"7777", 9_000 * b"[" + 9_000 * b"]")
+
+
+@each_row(
+    "line",
+    [b"", b"{}", b"[1]", b'{"record": {}, "steps": []}', encode_record(make_record())[:-1], NOT_UTF8, NESTED],
+)
 def test_invalid_lines_are_refused_and_quoted(line):
     with pytest.raises(RunError, match=r"not a rollout record: .*; the line starts b"):
         decode_record(line)

@@ -251,6 +251,11 @@ BAD_REQUESTS: list[tuple[str, Any, str]] = [
     ),
     (
         "chat/completions",
+        {"messages": [{"role": ["system"], "content": "a"}]},
+        r'messages\[0\]: the role is \["system"\]; expected one of assistant,',
+    ),
+    (
+        "chat/completions",
         {"messages": HI, "tool_choice": {"type": "function", "function": {"name": "f"}}},
         "tool_choice names 'f'; expected the name of a tool: none given",
     ),

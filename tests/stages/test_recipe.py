@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import each_row
 
 from rove.core.config import convert
 from rove.core.errors import ConfigError
@@ -122,3 +124,15 @@ def test_a_smoke_test_shrinks_a_recipe_without_sizes_of_its_own(tmp_path: Path) 
     assert (recipe.rl[0]["steps"], recipe.rl[0]["name"]) == (2, "RL")
     with pytest.raises(ConfigError, match="--lora needs a \\[lora\\] table"):
         read_recipe(tmp_path / "recipe.toml", copy.deepcopy(values), ["lora"])
+
+
+@each_row("changes", [{"rl": 3}, {"rl": [3]}, {"sft": 3}, {"sft": {"evaluation": 3}}, {"rl": [{"evaluation": [3]}]}])
+def test_a_smoke_test_of_a_wrong_recipe_raises_no_other_error(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """The sizes are chosen before the recipe is checked."""
+    with suppress(ConfigError):
+        read_recipe(tmp_path / "recipe.toml", {**copy.deepcopy(VALUES), **changes}, ["smoke"])
+
+
+def test_a_smoke_test_of_an_empty_recipe_names_the_missing_settings(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="missing setting"):
+        read_recipe(tmp_path / "recipe.toml", {}, ["smoke"])

@@ -10,6 +10,8 @@ from typing import Any
 
 from rove.compat.verifiers.messages import plain
 from rove.compat.verifiers.types import RolloutOutput
+from rove.core.errors import excerpt
+from rove.core.plain import UNREADABLE
 
 _RESUMED_SETTINGS = ("env_id", "model", "rollouts_per_example", "shuffle", "shuffle_seed")
 _RESULTS_FILE, _METADATA_FILE = "results.jsonl", "metadata.json"
@@ -20,23 +22,33 @@ def saved_outputs(folder: Path, metadata: Mapping[str, Any]) -> list[Any]:
     if not (folder / _RESULTS_FILE).is_file():
         return []
     try:
-        saved = json.loads((folder / _METADATA_FILE).read_text(encoding="utf-8"))
+        saved = _read_object((folder / _METADATA_FILE).read_text(encoding="utf-8"))
         lines = (folder / _RESULTS_FILE).read_text(encoding="utf-8").splitlines()
-        outputs = [RolloutOutput(json.loads(line)) for line in lines if line.strip()]
+        outputs = [RolloutOutput(_read_object(line)) for line in lines if line.strip()]
+        num_saved = saved.get("num_examples") or 0
+        if not isinstance(num_saved, int):
+            raise ValueError(f"num_examples is {excerpt(num_saved)}; expected an integer")
     # The folder is never overwritten: it may hold the results of another run.
-    except (OSError, ValueError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise ValueError(f"{folder} has results that cannot be read ({error}); choose another results_path") from error
     saved = {"shuffle": False, **saved}  # v0's own files may lack it
     different = [name for name in _RESUMED_SETTINGS if saved.get(name) != metadata[name]]
     if different:
         pairs = ", ".join(f"{name} {saved.get(name)!r} instead of {metadata[name]!r}" for name in different)
         raise ValueError(f"{folder} has results with {pairs}; choose another results_path")
-    if (saved.get("num_examples") or 0) > metadata["num_examples"]:
+    if num_saved > metadata["num_examples"]:
         raise ValueError(
-            f"{folder} has results of {saved['num_examples']} examples, and this run has only {metadata['num_examples']}; "
+            f"{folder} has results of {num_saved} examples, and this run has only {metadata['num_examples']}; "
             "choose another results_path, or at least as many examples"
         )
     return outputs
+
+
+def _read_object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"{excerpt(value)}; expected a JSON object")
+    return value
 
 
 def without_saved(groups: Sequence[list[Any]], outputs: Sequence[Mapping[str, Any]]) -> list[list[Any]]:

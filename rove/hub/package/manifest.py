@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from rove.core.errors import PackageError
+from rove.core.plain import UNREADABLE
 from rove.hub.package import limits
 from rove.hub.package.names import check_module, check_name, check_version
 
@@ -181,7 +182,7 @@ def read_manifest(content: bytes) -> Manifest:
     try:
         document = msgspec.json.decode(content)
         written = canonical(document)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError, OverflowError, ValueError) as error:
+    except (OverflowError, *UNREADABLE) as error:
         raise PackageError(f"the manifest cannot be read as JSON: {error}") from None
     schema = document.get("schema") if isinstance(document, dict) else None
     if type(schema) is not int or schema != SCHEMA:
@@ -195,7 +196,7 @@ def read_manifest(content: bytes) -> Manifest:
         )
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         raise PackageError(f"the manifest is invalid: {error}") from None
     check_manifest(manifest)
     return manifest

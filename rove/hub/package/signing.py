@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import stat
 from collections.abc import Collection
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rove.core.errors import ConfigError, PackageError
+from rove.core.plain import UNREADABLE
 from rove.hub.package.manifest import canonical
 from rove.utils.files import config_folder
 
@@ -106,7 +106,7 @@ def check_signature(content: bytes, signature: bytes, keys: Collection[str] | No
     try:
         parsed = msgspec.json.decode(signature, type=Signature)
         public, signed = _bytes(parsed.key, PUBLIC_BYTES), _bytes(parsed.signature, SIGNATURE_BYTES)
-    except (msgspec.MsgspecError, binascii.Error, ValueError) as error:
+    except UNREADABLE as error:  # `binascii.Error` is a ValueError
         raise PackageError(f"manifest.sig cannot be parsed: {error}") from None
     if keys is not None and parsed.key not in keys:
         raise PackageError(

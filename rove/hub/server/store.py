@@ -23,7 +23,7 @@ import msgspec
 from packaging.version import Version
 
 from rove.core.errors import ConfigError, RejectedError
-from rove.core.plain import JsonObject
+from rove.core.plain import UNREADABLE, JsonObject
 from rove.hub.package.manifest import Manifest, find_markup
 from rove.hub.package.names import check_name, check_owner, check_version, skeleton, version_key
 from rove.hub.server.database import FILE, Database, now
@@ -69,7 +69,7 @@ def read_run(content: bytes) -> Result:
     try:
         pushed = msgspec.json.decode(content, type=_PushedRun)
         written = msgspec.json.encode(msgspec.json.decode(content), order="sorted")
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+    except UNREADABLE as error:
         raise RejectedError(400, f"the results of a run are malformed: {error}") from error
     if not 0 < len(pushed.model) <= MAX_MODEL_CHARS or not pushed.model.isprintable() or find_markup(pushed.model):
         raise RejectedError(

@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from types import NoneType
 from typing import Any
 
 import aiohttp
@@ -20,9 +21,9 @@ import msgspec
 
 from rove.core.checks import check_values
 from rove.core.digest import derive_seed
-from rove.core.errors import ConfigError, Error, InfraError, ToolParseError
+from rove.core.errors import ConfigError, Error, InfraError, ToolParseError, excerpt
 from rove.core.messages import Messages, ToolMessage, UserMessage, call_arguments, call_id, call_name, text_of
-from rove.core.plain import JsonMapping, JsonObject, JsonValue, Row
+from rove.core.plain import UNREADABLE, JsonMapping, JsonObject, JsonValue, Row, is_object
 from rove.core.ranges import PositiveInt, Seconds
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, teardown
@@ -276,8 +277,8 @@ class _Server:
             return cls(http, str(metadata.get("description") or ""), schema["action"])
         except BaseException as error:
             await http.close()
-            # The last four occur if the URL belongs to another kind of server, which responds with other JSON or none.
-            if isinstance(error, (aiohttp.ClientError, OSError, ValueError, LookupError, AttributeError, TypeError)):
+            # The last ones occur if the URL belongs to another kind of server, which responds with other JSON or none.
+            if isinstance(error, (aiohttp.ClientError, OSError, LookupError, AttributeError, TypeError, *UNREADABLE)):
                 reason = f"{type(error).__name__}: {error}"
                 raise InfraError(f"cannot reach an OpenEnv server at {url}: {reason}") from error
             raise
@@ -293,7 +294,7 @@ class _Server:
         source = fenced[-1] if fenced else text[start:end]
         try:
             value = json.loads(source)
-        except json.JSONDecodeError as error:
+        except UNREADABLE as error:
             raise ValueError(f"the answer is not a JSON object ({error})") from error
         if not isinstance(value, dict):
             raise ValueError("the answer is not a JSON object")
@@ -364,7 +365,7 @@ class Session:
     def __init__(self, http: aiohttp.ClientSession, url: str):
         self._http, self._url = http, url
         self._socket: aiohttp.ClientWebSocketResponse | None = None
-        self._received: asyncio.Queue[JsonObject | None] = asyncio.Queue()
+        self._received: asyncio.Queue[JsonValue] = asyncio.Queue()
         self._reading: asyncio.Task[None] | None = None
 
     async def reset(self, seconds: float, capacity_seconds: float, **data: Any) -> JsonObject:
@@ -402,7 +403,7 @@ class Session:
     async def request(self, kind: str, data: JsonObject, seconds: float) -> JsonObject:
         """Send a message and return the response."""
         assert self._socket is not None
-        frame: JsonObject | None = None
+        frame: JsonValue = None
         with suppress(ConnectionError):  # the server sends the reason before it closes; it is read below
             await self._socket.send_json({"type": kind, "data": data})
         try:
@@ -412,10 +413,29 @@ class Session:
             raise InfraError(f"{self._url} did not answer '{kind}' within {seconds:g} s") from error
         if frame is None:
             raise InfraError(f"{self._url} closed the session")
-        result = frame.get("data") or {}
+        result = self._checked_data(frame)
         if frame.get("type") == "error":
-            raise RefusedError(str(result.get("message", "")), str(result.get("code", "")), result.get("errors"))
+            message = str(result.get("message") or f"{self._url} refused '{kind}' without a message: {excerpt(frame)}")
+            raise RefusedError(message, str(result.get("code", "")), result.get("errors"))
         return result
+
+    def _checked_data(self, frame: JsonValue) -> JsonObject:
+        """Return the data of a message from the server.
+
+        Raises:
+            InfraError: The message, its observation or its reward has another form than OpenEnv's.
+        """
+        data = (frame.get("data") or {}) if is_object(frame) else None
+        if (
+            is_object(data)
+            and is_object(data.get("observation") or {})
+            and isinstance(data.get("reward"), (int, float, NoneType))
+        ):
+            return data
+        raise InfraError(
+            f'{self._url} sent {excerpt(frame)}; expected {{"type": …, "data": {{"observation": {{…}}, "reward": number or '
+            'null, "done": …}}: is it an OpenEnv server?'
+        )
 
     async def close(self) -> None:
         """End the session, so that the server has capacity for another."""
@@ -443,7 +463,7 @@ class Session:
             async for message in socket:
                 if message.type is aiohttp.WSMsgType.TEXT:
                     received.put_nowait(message.json())
-        except ValueError:  # not JSON, so not an OpenEnv server
+        except UNREADABLE:  # not JSON, so not an OpenEnv server
             await socket.close()
         finally:
             received.put_nowait(None)

@@ -433,7 +433,8 @@ def prepare(model: Any, tokenizer: Any, settings: TemplateSettings = OWN_TEMPLAT
         model.set_attn_implementation(attention.NAME)
     use_fast_linear(model)
     if model.config.model_type == "lfm2":
-        from rove.models.convolution import use_packed_convolutions  # transformers' module of LFM2 is read for such models only
+        # Here, because it reads transformers' module of LFM2, which other models do not need.
+        from rove.models.convolution import use_packed_convolutions
 
         use_packed_convolutions(model)
     if is_large(model):

@@ -415,7 +415,8 @@ class TrainingConfig(Settings, frozen=True, kw_only=True):
     this metric or, if values are equal, the latest of these weights. By default, the last weights become the final model."""
     patience: PositiveInt | None = None
     """Stop after this many evaluations without a new best value of `keep_best`; by default, training does not stop
-    early."""
+    early. RL with this setting also stops after 5 such evaluations if the rewards were equal in 95% of the groups of the last 50
+    steps."""
     target: FiniteFloat | None = None
     """Stop when the metric `keep_best` reaches this value; by default, training does not stop early."""
     max_minutes: PositiveFloat | None = None

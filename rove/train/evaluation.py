@@ -28,6 +28,7 @@ from rove.remote.loading import open_environment_in_thread, temporary_environmen
 from rove.rollouts.evaluate import evaluate
 from rove.rollouts.exhaustive import EvaluationKind
 from rove.rollouts.groups import RolloutError
+from rove.runs.metrics import zero_advantage_share
 from rove.runs.run import Run
 from rove.statistics import Estimate, EvaluationResult, t_quantile
 from rove.train.callbacks import OnProgress, ignore
@@ -40,6 +41,9 @@ MIN_LOSS_FALL = 1e-3
 """Share by which the validation loss must fall to count as progress."""
 LENGTH_TOLERANCE = 1.05
 """Responses that are longer by this factor at most are as short as the shortest; see `best_of`."""
+SATURATED_MEASUREMENTS, SATURATED_STEPS, SATURATED_SHARE = 5, 50, 0.95
+"""RL with patience ends after this many measurements without progress if at least this share of the groups of this many steps had
+equal rewards: each further step hardly changes the weights."""
 MIN_FALL = 0.1
 """A reward has fallen if it is below the best reward by at least this share of the best reward."""
 
@@ -92,6 +96,11 @@ def stop_reason(history: Sequence[Mapping[str, float]], goal: Goal) -> str | Non
         return None
     if goal.target is not None and goal.is_as_good(best.value, goal.target):
         return f"{goal.metric} has reached {goal.target:g}: it was {best.value:g} after step {best.step}"
+    if goal.patience is not None and is_saturated(history, best):
+        return (
+            f"{goal.metric} has not been better than {best.value:g} for {best.since} measurements, and the rewards of nearly "
+            f"all groups in the last {SATURATED_STEPS} steps are equal"
+        )
     since_fall = _measurements_after(history, goal, _last_fall(history))
     since = min(best.since, since_fall)
     if goal.patience is None or since < goal.patience:
@@ -100,6 +109,14 @@ def stop_reason(history: Sequence[Mapping[str, float]], goal: Goal) -> str | Non
     if since < best.since:
         text += f", and the validation loss has not fallen for {since}"
     return text
+
+
+def is_saturated(history: Sequence[Mapping[str, float]], best: Best) -> bool:
+    """Return whether RL has raised the metric, and hardly any group is left to learn from."""
+    if best.step == 0 or best.since < SATURATED_MEASUREMENTS:
+        return False
+    share = zero_advantage_share(*history[-SATURATED_STEPS:])
+    return share is not None and share >= SATURATED_SHARE
 
 
 def seconds_of_step(row: Mapping[str, float]) -> float:

@@ -508,6 +508,21 @@ def test_stop_reason_counts_the_seconds_of_all_steps():
     assert stop_reason(history, Goal(max_minutes=1.01)) is None
 
 
+@pytest.mark.parametrize(
+    ("num_zero_advantage", "first", "stops"), [(96, 0.5, True), (90, 0.5, False), (96, 1.0, False)]
+)
+def test_stop_reason_if_hardly_any_group_is_left_to_learn_from(num_zero_advantage: int, first: float, stops: bool):
+    groups = {"groups/all": 100.0, "groups/zero_spread": float(num_zero_advantage)}
+    history: list[dict[str, float]] = [{"step": 0.0, REWARD: first}]
+    for step in range(1, 61):
+        history.append({"step": float(step), **groups})
+        if step % 10 == 0:
+            history[-1][REWARD] = 1.0 if first < 1 else 0.9
+    assert (stop_reason(history, Goal(REWARD, patience=15)) is not None) is stops
+    assert stop_reason(history[:50], Goal(REWARD, patience=15)) is None
+    assert stop_reason(history, Goal(REWARD)) is None
+
+
 def test_stop_reason_depends_on_patience_and_target():
     history = rows(0.5, 0.4, None, 0.3)
     assert stop_reason(history, Goal(REWARD)) is None

@@ -64,6 +64,7 @@ from rove.audit.tool_checks import (
     check_changed_data,
     check_error_leaks,
     check_paid_calls,
+    check_values_of_errors,
     check_wrong_answers_after_calls,
 )
 from rove.core.checks import Settings
@@ -302,6 +303,7 @@ class _Auditor:
             await self._do("paid-calls", check_wrong_answers_after_calls(subject, base))
             await self._do("paid-calls", check_changed_data(subject, base))
             await self._do("answer-leak", check_error_leaks(subject, base))
+            await self._do("answer-leak", check_values_of_errors(subject, base))
             await self._do("blind-game", check_row_values(subject, base))
 
     async def _inject_into_model(self, judge: JudgeModel, subject: Subject, base: Baseline) -> AsyncIterator[Finding]:

@@ -28,6 +28,8 @@ MAX_ACTIONS = 12
 """Maximum number of different actions that are tried."""
 BLIND_SHARE = 0.5
 """A blind policy is a finding, of high severity, if it earns this share of the range of rewards."""
+PHRASES = ("Is it working now?", "Is the problem solved?", "Done. Everything is solved.", "Yes.", "Goodbye.")
+"""Messages that a scripted user may take for success."""
 OPPOSITES = (("north", "south"), ("west", "east"), ("up", "down"), ("left", "right"), ("forward", "back"))
 SWEPT_ACTIONS, SWEPT_TURNS = 4, 5
 """Number of actions from which sweeps are formed, and turns in one direction."""
@@ -106,6 +108,7 @@ def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
         "random action": lambda messages, state, rng: form(rng.choice(chosen)),
         "all actions at once": constant("\n".join(map(form, chosen))),
     }
+    policies |= {f"says {text!r}": constant(text) for text in PHRASES}
     pairs = permutations(chosen[:MAX_PAIRED], 2)
     policies |= {f"{a!r} and {b!r} in turns": _in_turns(form, a, b) for a, b in pairs}
     return policies | {f"always {action!r}": constant(form(action)) for action in chosen}

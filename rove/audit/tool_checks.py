@@ -26,6 +26,7 @@ from rove.audit.traces import (
     repeated_call,
     replayed,
     tools_called,
+    with_new_ids,
     with_repeated_calls,
 )
 from rove.core.findings import Finding, Severity
@@ -47,6 +48,8 @@ ERROR = re.compile(
 """Words of a message about a call that failed."""
 
 
+VALUE = re.compile(r"-?\d+(?:\.\d+)?(?!\w)|'[^']{1,60}'|\"[^\"]{1,60}\"")
+"""Numbers and quoted texts of an error message."""
 SELECT = re.compile(r"\s*SELECT\b", re.IGNORECASE)
 TABLE = re.compile(r"\b(?:FROM|JOIN)\s+(\w+)", re.IGNORECASE)
 FIXED_ANSWERS = ("0", "none")
@@ -197,6 +200,56 @@ async def check_error_leaks(subject: Subject, base: Baseline) -> AsyncIterator[F
         if finding is not None:
             yield finding
             return
+
+
+async def check_values_of_errors(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if a wrong call shows values with which the same call then earns a reward; rows need no answers."""
+    best = calling_policy(base)
+    if best is None:
+        return
+    moves = moves_by_row(best)
+    for tool in tools_called(moves)[-MAX_TOOLS:]:
+        name = f"a wrong call of {tool}, then the values of the error message"
+        measured = await subject.measure(name, _values_of_errors(moves, tool))
+        if base.share_of_task(measured.mean) >= HIGH_SHARE and is_higher(measured, base.idle, base.task_range):
+            yield measured.finding(
+                "answer-leak",
+                f"'{name}' earns {measured.mean:.3f}; the {best.name} earns {best.mean:.3f}",
+                Severity.HIGH,
+                floor=base.idle.mean,
+            )
+            return
+
+
+def _values_of_errors(moves: Mapping[int, Moves], tool: str) -> Policy:
+    """Return a policy that calls a tool with wrong values, and then with each value of the error message, the last one first."""
+
+    def policy(messages: Messages, state: State, rng: random.Random) -> Message | str:
+        row_moves = moves.get(int(state["example_id"]), [])
+        calls = [call for call in chain.from_iterable(map(calls_of, row_moves)) if call["function"]["name"] == tool]
+        turn = len(bookkeeping(state).trajectory)
+        if not calls:
+            return ""
+        wrong_call = changed_arguments(calls[-1], _wrong_value)
+        if turn == 0:
+            return with_new_ids(AssistantMessage(None, tool_calls=[wrong_call]), turn)
+        errors = [text_of(message) for message in messages if message["role"] == "tool"]
+        sent = set(map(str, arguments_of(wrong_call).values()))
+        values = [value for value in VALUE.findall(errors[0] if errors else "") if value not in sent]
+        if turn > min(len(values), CALL_TURNS):
+            return ""
+        call = changed_arguments(calls[-1], partial(_typed, values[-turn]))
+        return with_new_ids(AssistantMessage(None, tool_calls=[call]), turn)
+
+    return policy
+
+
+def _typed(text: str, value: Any) -> Any:
+    """Return a text as a number if `value` is one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return text.strip("'\"")
+    number = re.fullmatch(r"-?\d+(\.\d+)?", text)
+    return value if number is None else type(value)(float(text))
 
 
 def _errors(completion: list[Any]) -> list[Any]:

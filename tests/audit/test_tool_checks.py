@@ -14,6 +14,7 @@ from rove.audit.tool_checks import (
     check_changed_data,
     check_error_leaks,
     check_paid_calls,
+    check_values_of_errors,
     check_wrong_answers_after_calls,
 )
 from rove.core.findings import Severity
@@ -180,4 +181,38 @@ async def test_a_grader_that_reads_data_which_the_model_can_delete(is_found: boo
         return float(text(completion) == str(count if is_found else info["count"]))
 
     reported_findings = await findings(check_changed_data, Store())
+    assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found
+
+
+@pytest.mark.parametrize("is_found", [False, True])
+async def test_a_tool_whose_error_states_the_value_that_it_expects(is_found: bool) -> None:
+    class Archive(vf.StatefulToolEnv):
+        def __init__(self) -> None:
+            rows = [{"question": f"What is {count} times 7?", "info": {"total": 7 * count}} for count in range(10, 40)]
+            policies = {"clerk": clerk, "guesser": lambda messages, state, rng: vf.tool_call("submit", total=1)}
+            super().__init__(dataset=rows, rubric=vf.Rubric([right]), policies=policies, max_turns=4)
+            self.add_tool(self.submit, args_to_skip=["state"])
+
+        def update_tool_args(self, tool_name: str, tool_args: Any, messages: Any, state: Any, **kwargs: Any) -> Any:
+            return {**tool_args, "state": state}
+
+        def submit(self, total: int, state: Any) -> str:
+            """Submit the total.
+
+            Args:
+                total: The total.
+            """
+            expected = state["info"]["total"]
+            state["right"] = total == expected
+            if not state["right"]:
+                raise ValueError(f"the total is not {total}" + f", expected {expected}" * is_found)
+            return "Thank you."
+
+    def clerk(messages: Any, state: Any, rng: Any) -> Any:
+        return vf.tool_call("submit", total=state["info"]["total"])
+
+    def right(state: Any) -> float:
+        return float(state.get("right", False))
+
+    reported_findings = await findings(check_values_of_errors, Archive())
     assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands import environment
 
-from rove.envs.dataset import question_key
+from rove.envs.dataset import content_key
 from rove.envs.loading import environment_arguments, load_environment
 from rove.stages.examination import Evidence, PolicyEvidence
 from rove.stages.preparation import choose_examples
@@ -71,7 +71,7 @@ def questions(settings: Mapping[str, object]) -> list[str]:
     """Return the keys of the examples that an evaluation uses."""
     env_args, count, skipped = settings["env_args"], settings["num_examples"], settings.get("skip_examples", 0)
     assert isinstance(env_args, dict) and isinstance(count, int) and isinstance(skipped, int)
-    return [question_key(row) for row in load_environment("quiz", None, **env_args).examples(skipped + count)][skipped:]
+    return [content_key(row) for row in load_environment("quiz", None, **env_args).examples(skipped + count)][skipped:]
 
 
 def shared(sections: Mapping[str, Section]) -> tuple[int, int]:

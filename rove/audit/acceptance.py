@@ -10,6 +10,7 @@ import msgspec
 from rove.audit.findings import CHECKS, Report
 from rove.core.errors import ConfigError, nearest
 from rove.core.findings import Finding, Severity
+from rove.core.plain import DECODE_ERRORS
 
 
 class Acceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +61,7 @@ def read_baseline_file(path: str | Path) -> list[Acceptance]:
     """
     try:
         return msgspec.toml.decode(Path(path).read_bytes(), type=BaselineFile).accept
-    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
+    except (OSError, *DECODE_ERRORS) as error:
         raise ConfigError(
             f'{path} is not a baseline file ({error}); expected tables [[accept]] with check = "…" and reason = "…", and '
             "optionally env, text and severity"

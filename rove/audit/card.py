@@ -15,7 +15,7 @@ from rove.audit.findings import CHECKS, Report, severity_text
 from rove.audit.report import rate_text
 from rove.core.errors import ConfigError
 from rove.core.findings import Finding
-from rove.core.plain import JsonObject
+from rove.core.plain import DECODE_ERRORS, JsonObject
 from rove.envs.loading import environment_version
 from rove.runs.train_folder import RECIPE, TrainFolder
 from rove.statistics import needed_examples
@@ -250,5 +250,5 @@ def read_card(content: bytes) -> Card | None:
     """Return the card in a file of a package; None if the file has another format."""
     try:
         return msgspec.json.decode(content, type=Card)
-    except (msgspec.MsgspecError, KeyError):  # KeyError: the file names a check that this version of rove does not have
+    except (*DECODE_ERRORS, KeyError):  # KeyError: the file names a check that this version of rove does not have
         return None

@@ -14,7 +14,7 @@ from rove.audit.findings import CHECKS, Report
 from rove.audit.report import rate_text
 from rove.core.errors import ConfigError
 from rove.core.findings import Finding, Severity, current_row
-from rove.core.plain import JsonObject
+from rove.core.plain import DECODE_ERRORS, JsonObject
 from rove.utils.markdown import cell, table_lines
 
 Rate = tuple[float, float, float]
@@ -132,7 +132,7 @@ def read_report(path: str | Path) -> Report:
                 f"{path} has findings of an unknown check '{unknown[0]}'; expected a report of this version of rove"
             )
         report = msgspec.convert(values, Report)
-    except (OSError, msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, *DECODE_ERRORS, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} is not a report of an audit ({error}); expected a file of rove audit -o FILE.json"
         ) from error

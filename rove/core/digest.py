@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import ConfigError
-from rove.core.plain import is_list, is_mapping
+from rove.core.plain import DECODE_ERRORS, is_list, is_mapping
 
 PIECES, PIECE_BYTES = 16, 1 << 20
 ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -124,7 +124,7 @@ def adapter_base(folder: str | Path) -> str | None:
         return None
     try:
         base = msgspec.json.decode(file.read_bytes(), type=_AdapterConfig).base_model_name_or_path
-    except msgspec.DecodeError as error:
+    except DECODE_ERRORS as error:
         raise ConfigError(f"{file} cannot be read ({error}); save or copy the adapter again") from error
     if not base:
         raise ConfigError(f"{file} has no base_model_name_or_path; set it to the path or name of the base model")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
+import msgspec
+
 Row = dict[str, Any]
 """A dataset row: `prompt` or `question`, and any other columns."""
 Info = dict[str, Any]
@@ -25,6 +27,9 @@ Identity = dict[str, object]
 """Values that distinguish an environment, a model or a run from other ones; see `rove.core.digest.fingerprint`."""
 Content = str | Sequence[Mapping[str, object] | str] | None
 """The content of a message: a text, or a list of parts."""
+
+DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Errors of a msgspec decoder for damaged bytes: invalid UTF-8 and deep nesting raise other types than `MsgspecError`."""
 
 
 def is_mapping(value: object) -> TypeGuard[JsonMapping]:

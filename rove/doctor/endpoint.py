@@ -15,7 +15,7 @@ from rove.clients.openai import CompletionsClient, OpenAIClient
 from rove.core.errors import Error, InfraError, nearest
 from rove.core.findings import MEDIUM, OK, SKIPPED, Finding
 from rove.core.messages import UserMessage, text_of
-from rove.core.plain import JsonMapping, JsonObject, is_mapping
+from rove.core.plain import DECODE_ERRORS, JsonMapping, JsonObject, is_mapping
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.rendering.tool_calls import calls_of
 from rove.utils.units import human_seconds
@@ -127,7 +127,7 @@ async def list_models(client: EndpointClient) -> list[JsonObject]:
     async with client.open_stream(path) as reply:
         try:
             content = msgspec.json.decode(await reply.read())
-        except msgspec.DecodeError:
+        except DECODE_ERRORS:
             return []
     data = content.get("data") if isinstance(content, dict) else None
     entries = filter(is_mapping, data or [])
@@ -210,7 +210,7 @@ async def check_logprobs(client: EndpointClient, model: str) -> Finding:
     try:
         async with client.open_stream(path, body) as reply:
             answer = msgspec.json.decode(await reply.read())
-    except (Error, msgspec.DecodeError) as error:
+    except (Error, *DECODE_ERRORS) as error:
         if isinstance(error, Error) and _timed_out(error):
             raise
         return Finding("logprobs", f"refused: {_error_text(error)}")

@@ -28,7 +28,7 @@ from torch.nn.functional import linear
 from rove.core.digest import ADAPTER_CONFIG as CONFIG
 from rove.core.digest import ADAPTER_TENSORS as TENSORS
 from rove.core.errors import ConfigError, nearest, sentence
-from rove.core.plain import JsonMapping
+from rove.core.plain import DECODE_ERRORS, JsonMapping
 from rove.engine.families import FAMILIES
 
 IGNORED_SETTINGS = (
@@ -175,7 +175,7 @@ def read_folder(path: str | Path) -> PeftWeights:
     try:
         config = msgspec.json.decode((folder / CONFIG).read_bytes())
         return PeftWeights(load_file(folder / TENSORS), config)
-    except (OSError, msgspec.DecodeError, SafetensorError) as error:
+    except (OSError, *DECODE_ERRORS, SafetensorError) as error:
         raise ConfigError(f"the adapter in {folder} cannot be read ({error}); save or copy it again") from error
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.messages import Messages, SystemMessage, UserMessage, as_messages
-from rove.core.plain import JsonMapping, Row, is_mapping
+from rove.core.plain import DECODE_ERRORS, JsonMapping, Row, is_mapping
 
 DatasetSource = Any
 """A list of dicts, a Hugging Face Dataset, a .jsonl path, a generator, or a zero-argument function returning one of these."""
@@ -226,7 +226,7 @@ def _info(value: object, index: int) -> dict[str, object]:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value) if value else {}
-        except msgspec.MsgspecError as error:
+        except DECODE_ERRORS as error:
             raise ConfigError(f"dataset row {index}: 'info' is text but not JSON: {error}") from error
     if value is None:
         return {}

@@ -14,7 +14,7 @@ from jinja2 import TemplateError, meta, nodes
 from transformers.utils import chat_template_utils
 
 from rove.core.errors import ConfigError
-from rove.core.plain import JsonObject
+from rove.core.plain import DECODE_ERRORS, JsonObject
 from rove.core.protocols import RENDERER_ARGUMENTS
 from rove.rendering.template_settings import CHATML, TemplateSettings, no_template
 from rove.rendering.tool_support import TOOL_VARIABLES
@@ -185,7 +185,7 @@ def read_args(folder: Path) -> JsonObject:
         return {}
     try:
         return msgspec.json.decode(file.read_bytes(), type=JsonObject)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *DECODE_ERRORS) as error:
         raise ConfigError(
             f"{file} cannot be read ({error}); expected a JSON object of variables of the chat template: delete it, and set "
             "template_args"

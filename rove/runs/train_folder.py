@@ -11,7 +11,7 @@ import msgspec
 
 from rove.core.errors import RunError
 from rove.core.findings import Finding, current_row
-from rove.core.plain import JsonObject
+from rove.core.plain import DECODE_ERRORS, JsonObject
 from rove.runs.run import Run
 from rove.utils.files import read_regular
 
@@ -125,5 +125,5 @@ def _read(file: Path, kind: type[T], default: T) -> T:
         return msgspec.json.decode(read_regular(file), type=kind)
     except FileNotFoundError:
         return default
-    except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+    except (*DECODE_ERRORS, OSError) as error:
         raise RunError(f"{file} cannot be read: {error}; delete it and repeat the command") from error

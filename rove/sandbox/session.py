@@ -14,7 +14,7 @@ import msgspec
 
 from rove.core.checks import check_values
 from rove.core.errors import ConfigError, InfraError, LimitReachedError, SandboxError, SandboxFileError
-from rove.core.plain import JsonObject
+from rove.core.plain import DECODE_ERRORS, JsonObject
 from rove.core.ranges import PositiveInt
 from rove.sandbox.backend import Functions, Result, SandboxLimits
 from rove.utils.functions import maybe_await
@@ -56,7 +56,7 @@ class SupervisedSession(ABC):
                 ready = await self._read()
         except BaseException as error:
             reason = await self._end()
-            if isinstance(error, (TimeoutError, OSError, EOFError, msgspec.DecodeError)):
+            if isinstance(error, (TimeoutError, OSError, EOFError, *DECODE_ERRORS)):
                 raise SandboxError(f"a sandbox did not start: {reason or error or 'no answer'}") from error
             raise
         if "broken" in ready:
@@ -148,7 +148,7 @@ class SupervisedSession(ABC):
             except TimeoutError:
                 await self._end()
                 return {"lost": f"no answer after {seconds + RESPONSE_GRACE_S:g} s", "timed_out": True}
-            except (OSError, EOFError, msgspec.DecodeError) as error:
+            except (OSError, EOFError, *DECODE_ERRORS) as error:
                 await self._end()
                 return {"lost": f"{type(error).__name__}"}
             except BaseException:

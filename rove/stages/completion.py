@@ -11,7 +11,7 @@ import msgspec
 from rove.core.config import convert
 from rove.core.digest import differences, digest_model, plain
 from rove.core.errors import ConfigError, RunError
-from rove.core.plain import JsonObject
+from rove.core.plain import DECODE_ERRORS, JsonObject
 from rove.envs.loading import environment_version
 from rove.models.pretrained import model_path
 from rove.remote.loading import without_isolation
@@ -63,7 +63,7 @@ def read_completion(recipe: Recipe) -> Completion | None:
         return None
     try:
         completion = msgspec.json.decode(file.read_bytes(), type=Completion)
-    except msgspec.DecodeError:  # damaged, or of another version of rove: the stages themselves know what is complete
+    except DECODE_ERRORS:  # damaged, or of another version of rove: the stages themselves know what is complete
         return None
     folders = [recipe.folder / stage.folder for stage in recipe.rl]
     if recipe.sft is not None:

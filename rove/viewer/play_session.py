@@ -14,7 +14,7 @@ from aiohttp import web
 
 from rove.core.errors import ConfigError, RejectedError, nearest
 from rove.core.messages import AssistantMessage, UserMessage, text_of
-from rove.core.plain import JsonObject, MessageDict
+from rove.core.plain import DECODE_ERRORS, JsonObject, MessageDict
 from rove.core.protocols import Client, Request, Response
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.core.renderings import Rendering
@@ -332,7 +332,7 @@ def _act(session: PlaySession, name: str, body: bytes, save: Callable[[RolloutRe
             session.save(save)
         else:
             session.move(msgspec.json.decode(body, type=Move))
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         raise ConfigError(f"the body of '{name}' is invalid: {error}") from error
 
 

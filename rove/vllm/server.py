@@ -26,7 +26,7 @@ import msgspec
 
 from rove.core.checks import Settings
 from rove.core.errors import ConfigError, InfraError, ModelError
-from rove.core.plain import JsonMapping
+from rove.core.plain import DECODE_ERRORS, JsonMapping
 from rove.core.protocols import Generation, SamplingParams
 from rove.core.ranges import PositiveFloat, PositiveInt, Seconds
 from rove.engine.stop_checker import StopChecker
@@ -358,7 +358,7 @@ class Server:
         content = self.request(method, path, body, seconds)
         try:
             return msgspec.json.decode(content) if content.strip() else None
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise InfraError(f"{self.name} answers {method} {path} with what is no JSON: {content[:99]!r}") from error
 
     def request(

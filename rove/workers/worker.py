@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import Error, RemoteError, WorkerError, as_json
-from rove.core.plain import JsonObject, JsonValue
+from rove.core.plain import DECODE_ERRORS, JsonObject, JsonValue
 
 LENGTH = struct.Struct("<I")
 EXIT_STATUS_TIMEOUT_S = 2.0
@@ -123,7 +123,7 @@ class Worker:
                 head = await reader.readexactly(LENGTH.size)
                 body = await reader.readexactly(LENGTH.unpack(head)[0])
                 self._receive(msgspec.json.decode(body))
-        except (OSError, EOFError, msgspec.MsgspecError):
+        except (OSError, EOFError, *DECODE_ERRORS):
             self._disconnect()
 
     def _receive(self, frame: JsonObject) -> None:

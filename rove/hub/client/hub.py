@@ -14,7 +14,7 @@ import msgspec
 from packaging.version import Version
 
 from rove.core.errors import ConfigError, HubError, TrustError
-from rove.core.plain import JsonObject
+from rove.core.plain import DECODE_ERRORS, JsonObject
 from rove.hub.client.settings import is_url, normalize_address, token_for
 from rove.hub.client.transport import BytesSink, FolderTransport, HttpTransport, NotFoundError, Sink
 from rove.hub.package import limits
@@ -371,7 +371,7 @@ def _check_hash(actual: str, expected: str, subject: str) -> None:
 def _decoded(content: bytes, kind: type[T], address: str) -> T:
     try:
         value = msgspec.json.decode(content, type=kind)
-    except msgspec.DecodeError as error:
+    except DECODE_ERRORS as error:
         raise HubError(f"{address} is not a valid hub file: {error}") from None
     schema = getattr(value, "schema", SCHEMA)
     if schema != SCHEMA:

@@ -14,6 +14,7 @@ import msgspec
 
 from rove.check.package_files import Package, packages_in
 from rove.core.errors import ConfigError, HubError
+from rove.core.plain import DECODE_ERRORS
 from rove.envs import loading
 from rove.envs.environment import Environment
 from rove.hub.package.manifest import V0
@@ -96,7 +97,7 @@ def find(reference: Reference) -> Installed | None:
         installed = msgspec.json.decode(file.read_bytes(), type=Installed)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *DECODE_ERRORS) as error:
         raise HubError(f"{file} cannot be read ({error}); delete {file.parent} and install it again") from None
     return installed if reference.version in (None, installed.version) else None
 

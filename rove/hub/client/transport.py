@@ -15,7 +15,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, HubError, InfraError
 from rove.core.masking import NO_KEY, Secrets
-from rove.core.plain import JsonValue
+from rove.core.plain import DECODE_ERRORS, JsonValue
 
 RETRIES = 3
 """Maximum number of retries of a request after temporary failures."""
@@ -139,7 +139,7 @@ class HttpTransport:
             is_form = isinstance(content, aiohttp.FormData)
             body_argument = {"data": content} if is_form else {"json": content}
             await self._receive(method, path, sink, **body_argument)
-            with suppress(msgspec.DecodeError):
+            with suppress(*DECODE_ERRORS):
                 return msgspec.json.decode(sink.content) if sink.content else {}
             raise HubError(f"{self.where}{path} does not respond with JSON; check that it is a hub")
 
@@ -217,7 +217,7 @@ def _error_text(answer: bytes) -> str:
     """Return the error message of a hub's response; "" for responses that are not a hub's JSON."""
     try:
         body = msgspec.json.decode(answer)
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         return ""
     message = str(body.get("error", ""))[:1000] if isinstance(body, dict) else ""
     # Control characters of a server must not reach the terminal.

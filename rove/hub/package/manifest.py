@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from rove.core.errors import PackageError
+from rove.core.plain import DECODE_ERRORS
 from rove.hub.package import limits
 from rove.hub.package.names import check_module, check_name, check_version
 
@@ -195,7 +196,7 @@ def read_manifest(content: bytes) -> Manifest:
         )
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise PackageError(f"the manifest is invalid: {error}") from None
     check_manifest(manifest)
     return manifest

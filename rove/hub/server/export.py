@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from rove.core.errors import ConfigError, PackageError
-from rove.core.plain import JsonObject
+from rove.core.plain import DECODE_ERRORS, JsonObject
 from rove.hub.server import catalogue, simple
 from rove.hub.server.pages.html import static_files
 from rove.hub.server.pages.site import Site
@@ -58,7 +58,7 @@ def _check(target: Path, store: Store) -> None:
         return
     try:
         index = msgspec.json.decode((target / "index.json").read_bytes(), type=JsonObject)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *DECODE_ERRORS):
         index = {}
     has_keys = index.keys() >= {"schema", "hub", "environments", "search"}
     # Only an export sets "search" to null: the index of a running hub has the path of its search API.

@@ -16,6 +16,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from rove.core.errors import ConfigError, RejectedError
+from rove.core.plain import DECODE_ERRORS
 from rove.hub.server.catalogue import FoundFile
 from rove.hub.server.store import MAX_RUN_BYTES, Store
 from rove.hub.server.tokens import Access, access_of
@@ -43,7 +44,7 @@ def decode_or_refuse(decode: Callable[[], T], subject: str) -> T:
     """Run a decoder on part of a request; raise RejectedError if it fails."""
     try:
         return decode()
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise RejectedError(400, f"{subject} cannot be decoded: {error}") from error
 
 

@@ -204,7 +204,7 @@ def _train(workshop: Workshop, folder: Path) -> None:
     for stage in values["rl"]:
         stage |= {"steps": 2, "batch_size": 8, "rollouts_per_example": 4, "max_tokens": 4}
         stage["evaluation"][0] |= {"num_examples": 4, "max_tokens": 4}
-    values["evaluation"] |= {"num_examples": 4, "max_tokens": 4, "env_args": {"num_examples": 4}}
+    values["evaluation"] |= {"num_examples": 4, "max_tokens": 4}
     (folder / "small.toml").write_text(tomli_w.dumps(values))
     workshop.rove(folder, *TRAIN)
 

@@ -108,12 +108,13 @@ def with_errors_ignored(module: str) -> None:
         return
 
 
-def table(results: Sequence[Result], skipped: Sequence[Fault], commit: str) -> str:
+def table(results: Sequence[Result], skipped: Sequence[Fault]) -> str:
     """Return the report as a Markdown table by kind and command."""
     lines = [
         f"{sum(r.faults for r in results):,} faults in {len(results):,} trials, "
         f"{sum(len(r.violations) for r in results)} violations, "
-        f"{sum(r.cpu_seconds for r in results) / 60:.1f} CPU-minutes; commit {commit}",
+        f"{sum(r.cpu_seconds for r in results) / 60:.1f} CPU-minutes; commit "
+        f"{', '.join(sorted({r.commit for r in results}))}",
         "",
         "| kind | command | faults | survived | violations | trials without a fault | CPU-s |",
         "|---|---|---|---|---|---|---|",
@@ -131,8 +132,8 @@ def table(results: Sequence[Result], skipped: Sequence[Fault], commit: str) -> s
 
 
 def commit_of(folder: Path) -> str:
-    """Return the commit of a checkout; "unknown" outside of a checkout."""
-    command = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
+    """Return the commit of a checkout, with "-dirty" if it has changes; "unknown" outside of a checkout."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude", "*"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 
@@ -155,6 +156,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / REPORT
     results = read_report(report, settings)
+    commit = commit_of(HERE)  # now, because the checkout may change while the campaign runs
     workshop = prepare(faults, folder)
     counts = Counter((result.kind, result.command) for result in results)
     total = sum(result.faults for result in results)
@@ -164,6 +166,7 @@ def main() -> None:
             ordinal = counts[fault.kind, fault.command]
             seed = f"{args.seed}:{fault.kind}:{fault.command}:{ordinal}"
             result = run_trial(fault, number, seed, ordinal, folder / "trials" / str(number), workshop)
+            result.commit = commit
             file.write(msgspec.json.encode(result) + b"\n")
             file.flush()
             results.append(result)
@@ -173,7 +176,7 @@ def main() -> None:
                 print(f"trial {number}, {fault.kind}, {fault.command}: {violation}", flush=True)
             if len(results) % 100 == 0:
                 print(f"{total:,} faults in {len(results):,} trials", flush=True)
-    text = table(results, skipped, commit_of(HERE))
+    text = table(results, skipped)
     (folder / TABLE).write_text(text)
     print(text)
     sys.exit(any(result.violations for result in results))

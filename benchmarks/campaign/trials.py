@@ -88,6 +88,8 @@ class Result(msgspec.Struct, kw_only=True):
     """What was injected, and where."""
     violations: list[str] = []
     cpu_seconds: float = 0.0
+    commit: str = ""
+    """Commit of the code that ran the trial; it ends with "-dirty" if the checkout had changes."""
 
 
 class Ended(NamedTuple):

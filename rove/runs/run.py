@@ -22,6 +22,7 @@ The folder is untrusted input: rove opens only regular files, never through a sy
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import os
 import platform
@@ -31,17 +32,17 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, BinaryIO, NamedTuple
+from typing import Annotated, BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 import tomli_w
 
 from rove.core.digest import differences, plain, write_checksums
 from rove.core.errors import Error, RunError, end_reason
-from rove.core.plain import JsonObject
+from rove.core.plain import UNREADABLE, JsonObject
 from rove.core.records import Outcome, RolloutRecord, Usage
 from rove.runs.files import RunFiles
-from rove.runs.provenance import SEAL, seal
+from rove.runs.provenance import SEAL, is_own, seal
 from rove.runs.schema import decoded, decoded_row
 from rove.runs.serialization import decode_outcome, decode_place, decode_record, encode_record
 from rove.utils.files import (
@@ -88,6 +89,7 @@ NO_RESULTS = ("config.toml", SEAL.format("config.toml"), "versions.json", ".lock
 PACKAGES = ("rove", "torch", "transformers", "tokenizers", "aiohttp", "msgspec")
 """Packages whose versions are recorded."""
 
+T = TypeVar("T")
 RolloutKey = tuple[int | None, str, int]
 """Training step (None outside of RL), example key, position in the group."""
 
@@ -114,6 +116,8 @@ class Progress(msgspec.Struct, frozen=True):
     rollouts_bytes: Annotated[int, msgspec.Meta(ge=0)]
     metrics_bytes: Annotated[int, msgspec.Meta(ge=0)]
     state: JsonObject = {}
+    metrics_digest: str = ""
+    """Digest of metrics.jsonl, whose rows have no checksums. "": written by an older version."""
 
 
 class Run(RunFiles):
@@ -165,6 +169,8 @@ class Run(RunFiles):
                 self.close()
                 advice = self._overwrite_advice(recorded["kind"])
                 lines = "\n  ".join(changes)
+                if (self.path / SEAL.format(file.name)).exists() and not is_own(file):
+                    advice = f"{file} is damaged, was edited, or is from another machine: its seal is invalid\n{advice}"
                 raise RunError(f"{self.path} holds a different run; differences:\n  {lines}\n{advice}")
         self.write_bytes("config.toml", tomli_w.dumps(current).encode())
         seal(file)
@@ -291,14 +297,24 @@ class Run(RunFiles):
         file.flush()  # no fsync: only a crash of the machine can lose it now, and rollouts can be repeated
 
     def rollouts(self) -> Iterator[RolloutRecord]:
-        """Yield every rollout, oldest first, except an incomplete last line."""
-        for line in self.lines_of("rollouts.jsonl"):
-            yield decode_record(line)
+        """Yield every rollout, oldest first, except an incomplete last line.
+
+        Raises:
+            RunError: A line is damaged.
+        """
+        return self._decoded_lines(decode_record)
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Yield every rollout without its texts, oldest first; faster than `rollouts`."""
-        for line in self.lines_of("rollouts.jsonl"):
-            yield decode_outcome(line)
+        """Yield every rollout without its texts, oldest first; faster than `rollouts`, whose errors it raises, too."""
+        return self._decoded_lines(decode_outcome)
+
+    def _decoded_lines(self, decode: Callable[[bytes], T]) -> Iterator[T]:
+        for number, line in enumerate(self.lines_of("rollouts.jsonl"), start=1):
+            try:
+                decoded_line = decode(line)
+            except RunError as error:
+                raise RunError(f"{self.path / 'rollouts.jsonl'}, line {number}: {error}") from error
+            yield decoded_line
 
     def ledger(self) -> tuple[dict[RolloutKey, Line], Usage]:
         """Return the last line of every rollout, and the token usage of all lines, including failed attempts."""
@@ -325,18 +341,21 @@ class Run(RunFiles):
 
     def record_at(self, offset: int) -> RolloutRecord:
         """Return the rollout whose line starts at an offset."""
-        return decode_record(self._line_at(offset))
+        return self._decoded_at(offset, decode_record)
 
     def outcome_at(self, offset: int) -> Outcome:
         """Return the rollout whose line starts at an offset, without its texts."""
-        return decode_outcome(self._line_at(offset))
+        return self._decoded_at(offset, decode_outcome)
 
-    def _line_at(self, offset: int) -> bytes:
+    def _decoded_at(self, offset: int, decode: Callable[[bytes], T]) -> T:
         file = self._files.get("reading")
         if file is None:
             file = self._files["reading"] = open_regular(self.path / "rollouts.jsonl")
         file.seek(offset)
-        return file.readline()[:-1]
+        try:
+            return decode(file.readline()[:-1])
+        except RunError as error:
+            raise RunError(f"{self.path / 'rollouts.jsonl'}, the line at byte {offset:,}: {error}") from error
 
     def finished(self) -> Iterator[RolloutRecord]:
         """Return the last record of every rollout that was scored, oldest first."""
@@ -387,7 +406,8 @@ class Run(RunFiles):
     def progress(self, step: int, state: Mapping[str, object]) -> Progress:
         """Return the current progress of the run."""
         rollouts, metrics = self.path / "rollouts.jsonl", self.path / "metrics.jsonl"
-        return Progress(step, _size_of(rollouts), _size_of(metrics), dict(state))
+        content = metrics.read_bytes() if metrics.exists() else b""
+        return Progress(step, _size_of(rollouts), len(content), dict(state), digest_of_metrics(content))
 
     def last_checkpoint(self) -> tuple[Path, Progress] | None:
         """Return the newest checkpoint from which training can resume.
@@ -466,6 +486,11 @@ def _saving(target: Path) -> Generator[Path]:
     atomic_replace(draft, target)
 
 
+def digest_of_metrics(content: bytes) -> str:
+    """Return the digest of the rows of metrics.jsonl at a checkpoint."""
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
 def _size_of(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
@@ -524,7 +549,7 @@ def stopped_report(folder: Path, error: BaseException, resume_command: str = "")
         The reason (`why`), the number of `rollouts`, the last training `step`, and the command `resume`.
     """
     report: dict[str, object] = {"why": end_reason(error)}
-    with suppress(OSError, msgspec.MsgspecError):  # a damaged file must not hide the reason
+    with suppress(OSError, *UNREADABLE):  # a damaged file must not hide the reason
         report["rollouts"], _ = _count_lines(folder / "rollouts.jsonl")
         _, last_row = _count_lines(folder / "metrics.jsonl")
         if last_row:

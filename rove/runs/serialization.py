@@ -8,6 +8,7 @@ line of large files.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, TypeVar
 
 import msgspec
@@ -204,15 +205,46 @@ _version_decoder = msgspec.json.Decoder(_StoredVersion)
 _place_decoder = msgspec.json.Decoder(_StoredPlace)
 
 
+CHECKSUM_KEY = b',"checksum":"'
+CHECKSUM_BYTES = len(CHECKSUM_KEY) + len('01234567"}')
+"""Length of the end of a line, which has its checksum."""
+
+
+def _checksum_field(content: bytes) -> bytes:
+    """Return the end of a line that has this content before it."""
+    return CHECKSUM_KEY + b'%08x"}' % zlib.crc32(content)
+
+
+def with_checksum(line: bytes) -> bytes:
+    """Return a line, a JSON object, with the CRC-32 of its bytes as the last field.
+
+    A flipped bit in a reward or in a text is still valid JSON, so that only a checksum detects it.
+    """
+    content = line[:-1]
+    return content + _checksum_field(content)
+
+
+def check_line(line: bytes) -> None:
+    """Raise a RunError if a line has changed since it was written. Lines of older versions have no checksum."""
+    content, end = line[:-CHECKSUM_BYTES], line[-CHECKSUM_BYTES:]
+    if end.startswith(CHECKSUM_KEY) and end != _checksum_field(content):
+        raise RunError(
+            "the line differs from its checksum, so it is damaged or was edited (after an edit of your own, delete its field "
+            f"`checksum`); the line starts {line[:80]!r}"
+        )
+
+
 def encode_record(record: RolloutRecord) -> bytes:
-    """Return a record as a JSON line without the newline; values that JSON cannot represent are converted (see `_storable`)."""
+    """Return a record as a JSON line with a checksum, without the newline; values that JSON cannot represent are converted
+    (see `_storable`).
+    """
     bare = msgspec.structs.replace(record, steps=[], model_roles={})
     model_roles = {role: _store(steps) for role, steps in record.model_roles.items()}
     stored = _StoredRecord(bare, _store(record.steps), model_roles)
     try:  # nearly every record needs no conversion, and `_storable` copies all of it
-        return _encoder.encode(stored)
+        return with_checksum(_encoder.encode(stored))
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
-        return _encoder.encode(_storable(stored))
+        return with_checksum(_encoder.encode(_storable(stored)))
 
 
 class _CheckedRecord(RolloutRecord, frozen=True, kw_only=True):
@@ -297,6 +329,7 @@ def decode_place(line: bytes) -> Place:
 
 
 def _decoded(decoder: msgspec.json.Decoder[_StoredT], line: bytes) -> _StoredT:
+    check_line(line)
     try:
         return decoder.decode(line)
     except UNREADABLE as error:

@@ -56,7 +56,7 @@ class SupervisedSession(ABC):
                 ready = await self._read()
         except BaseException as error:
             reason = await self._end()
-            if isinstance(error, (TimeoutError, OSError, EOFError, msgspec.DecodeError)):
+            if isinstance(error, (TimeoutError, OSError, EOFError, *UNREADABLE)):
                 raise SandboxError(f"a sandbox did not start: {reason or error or 'no answer'}") from error
             raise
         if "broken" in ready:

@@ -18,7 +18,7 @@ from rove.core.errors import ConfigError, RunError
 from rove.core.plain import JsonMapping, is_mapping
 from rove.models.load import LoadedModel, copy_weights, trainable_parameters
 from rove.models.weights import WEIGHT_INDEX, read_files, read_weights
-from rove.runs.run import Progress, Run
+from rove.runs.run import Progress, Run, digest_of_metrics
 from rove.runs.schema import decoded, decoded_row
 from rove.train.sharding import (
     SHARDS_FOLDER,
@@ -216,10 +216,12 @@ def check_weights(path: Path) -> None:
 
 def _check_metrics(run: Run, progress: Progress) -> None:
     size = 0
+    rows: list[bytes] = []
     for number, line in enumerate(run.lines_of("metrics.jsonl"), start=1):
         if size >= progress.metrics_bytes:
             break
         size += len(line) + 1
+        rows.append(line + b"\n")
         try:
             decoded_row(line)
         except RunError as error:
@@ -228,6 +230,8 @@ def _check_metrics(run: Run, progress: Progress) -> None:
         raise RunError(
             f"metrics.jsonl has {size:,} bytes where the checkpoint was written after {progress.metrics_bytes:,}"
         )
+    if progress.metrics_digest and digest_of_metrics(b"".join(rows)) != progress.metrics_digest:
+        raise RunError("metrics.jsonl has other rows than when the checkpoint was written")
 
 
 def _check_rollouts(run: Run, progress: Progress) -> None:

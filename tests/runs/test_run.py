@@ -20,6 +20,7 @@ from rove.core.digest import fingerprint
 from rove.core.errors import RunError
 from rove.core.records import ErrorInfo
 from rove.runs.run import Progress, Run
+from rove.runs.serialization import CHECKSUM_BYTES
 from rove.runs.token_stats import TrainedRollout, read_tokens, write_tokens
 from tests.runs.test_serialization import make_record
 
@@ -255,6 +256,45 @@ def test_reading_a_missing_folder_creates_nothing(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("flipped", [b"0", b"\xff"])
+def test_a_damaged_rollout_is_an_error_that_names_the_line(tmp_path, flipped: bytes):
+    with start(tmp_path) as run:
+        for index in range(3):
+            run.append_rollout(record(index))
+    file = tmp_path / "rollouts.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    reward = lines[1].index(b'"seed":') + len(b'"seed":')
+    lines[1] = lines[1][:reward] + flipped + lines[1][reward + 1 :]
+    file.write_bytes(b"".join(lines))
+    readers = {
+        "line 2": [lambda: list(run.rollouts()), lambda: list(run.outcomes()), run.ledger],
+        f"byte {len(lines[0])}": [lambda: run.record_at(len(lines[0])), lambda: run.outcome_at(len(lines[0]))],
+    }
+    for place, functions in readers.items():
+        for read in functions:
+            with pytest.raises(RunError, match=rf"rollouts\.jsonl, .*{place}: the line differs from its checksum"):
+                read()
+    run.close()
+
+
+def test_lines_without_a_checksum_are_read(tmp_path):
+    with start(tmp_path) as run:
+        run.append_rollout(record(0))
+    file = tmp_path / "rollouts.jsonl"
+    line = file.read_bytes()
+    file.write_bytes(line[: -CHECKSUM_BYTES - 1] + b"}\n")
+    assert list(run.rollouts()) == [record(0)]
+
+
+def test_a_changed_config_is_named_where_a_run_differs(tmp_path):
+    with start(tmp_path) as run:
+        run.append_metrics({"step": 1})
+    file = tmp_path / "config.toml"
+    file.write_bytes(file.read_bytes().replace(b'"toy"', b'"tox"'))
+    with pytest.raises(RunError, match=r"config\.toml is damaged, was edited, or is from another machine"):
+        start(tmp_path)
+
+
 # Processes
 
 
@@ -428,6 +468,7 @@ def test_cut_drops_everything_newer_than_the_checkpoint(tmp_path):
 
 def test_progress_before_anything_was_written(tmp_path):
     with start(tmp_path) as run:
-        assert run.progress(0, {}) == Progress(0, 0, 0, {})
+        progress = run.progress(0, {})
+        assert progress == Progress(0, 0, 0, {}, progress.metrics_digest)
         run.cut(run.progress(0, {}))
         assert list(run.rollouts()) == []

@@ -10,6 +10,7 @@ import msgspec
 
 from rove.core.records import ErrorInfo, RolloutRecord, Scores, TrajectoryStep, Usage
 from rove.runs.run import Run
+from rove.runs.serialization import CHECKSUM_BYTES
 
 FAILURE = ErrorInfo("model", "InfraError", "no answer", "Traceback: line 1", ["HTTP 500", "HTTP 502"])
 
@@ -35,6 +36,13 @@ def record(example: int = 0, rollout: int = 0, win: float | None = 1.0, **fields
         usage=Usage(10, 5),
     )
     return msgspec.structs.replace(made, **fields)
+
+
+def edited(line: bytes, old: bytes, new: bytes) -> bytes:
+    """A line of rollouts.jsonl in which an author has replaced some bytes, and deleted the checksum."""
+    end = b"\n" if line.endswith(b"\n") else b""
+    content = line.removesuffix(end)[:-CHECKSUM_BYTES] + b"}"
+    return content.replace(old, new) + end
 
 
 def scores(win: float, **metrics: float) -> Scores:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from browser import NARROW, WIDE, Tab, chromium, serving, viewing, violations
 from commands import environment
-from made import made_run, record, scores
+from made import edited, made_run, record, scores
 
 from rove.core.records import StepTokens, TrajectoryStep
 from rove.rollouts.export import RunRows
@@ -427,7 +427,7 @@ def test_unreadable_lines_are_shown_with_their_errors(browser: Any, tmp_path: Pa
     with (run.path / "rollouts.jsonl").open("ab") as file:
         file.write(
             b'{"record": garbage\xff\n'
-            + encode_record(record()).replace(b'"schema_version":2', b'"schema_version":8')
+            + edited(encode_record(record()), b'"schema_version":2', b'"schema_version":8')
             + b"\n"
         )
     with viewing(tmp_path / "runs") as url:
@@ -505,7 +505,7 @@ def test_a_rollout_of_200_turns_is_shown(browser: Any, tmp_path: Path):
 
 def test_100_000_rollouts_are_shown_in_one_table(browser: Any, tmp_path: Path):
     run = made_run(tmp_path / "runs/large", [])
-    line = encode_record(record(77777, 6, 0.5)) + b"\n"
+    line = edited(encode_record(record(77777, 6, 0.5)), b"", b"") + b"\n"
     with (run.path / "rollouts.jsonl").open("wb") as file:
         for i in range(100_000):
             file.write(

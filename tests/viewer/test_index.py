@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import record, scores
+from made import edited, record, scores
 
 from rove.core.errors import ConfigError, RunError
 from rove.core.records import RolloutRecord, Scores
-from rove.runs.serialization import encode_record
+from rove.runs.serialization import encode_record, with_checksum
 from rove.utils.files import cache_folder, read_lines
 from rove.viewer.index import MAX_CACHED_RESULTS, MAX_SCORE_COLUMNS, Index, drop_indexes, index_folder
 from rove.viewer.queries import (
@@ -37,7 +37,7 @@ def encoded_line(*args: Any, **fields: Any) -> bytes:
 
 
 def line_of_newer_schema(version: int) -> bytes:
-    return encode_record(record(9, 9)).replace(b'"schema_version":2', b'"schema_version":%d' % version) + b"\n"
+    return edited(encode_record(record(9, 9)), b'"schema_version":2', b'"schema_version":%d' % version) + b"\n"
 
 
 def read_index(file: Path) -> Index:
@@ -100,7 +100,7 @@ def test_a_newer_schema_with_other_types_is_reported_by_its_number(file: Path):
 
 def test_a_rollout_with_a_too_large_number_is_invalid(file: Path):
     file.write_bytes(
-        encoded_line(0, 0).replace(b'"example_id":0', b'"example_id":9007199254740993') + encoded_line(1, 0)
+        edited(encoded_line(0, 0), b'"example_id":0', b'"example_id":9007199254740993') + encoded_line(1, 0)
     )
     index = read_index(file)
     assert (index.catch_up().bad, matching_lines(index)) == (1, [1])
@@ -226,7 +226,8 @@ def test_a_file_that_changed_only_in_the_middle_is_read_again(file: Path):
     status = file.stat()
     with file.open("rb+") as stream:
         stream.seek(len(lines[0]))
-        stream.write(lines[1].replace(b'"reward":1.2', b'"reward":9.2'))
+        changed = edited(lines[1], b'"reward":1.2', b'"reward":9.2')
+        stream.write(with_checksum(changed.removesuffix(b"\n")) + b"\n")
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     rows = page(read_index(file), parse_filter({}, []))["rows"]
     assert [row["reward"] for row in rows] == [pytest.approx(reward) for reward in (1.2, 9.2, 1.2)]

@@ -372,8 +372,7 @@ async def _imitate(
     """Train a new model with SFT; return it, its maximum tokens per response, and its rewards."""
     on_progress("replies to learn from", 0, 1)
     records = await _replies(subject, base, options)
-    # A learner that can copy parts of the prompt finds holes that need the numbers or the words of a question.
-    loaded = new_model(conversation_texts(records), "lfm2", seed=options.seed, init="recall")
+    loaded = new_model(conversation_texts(records), seed=options.seed)
     loaded.model.to(choose_device(options.device))
     await asyncio.to_thread(_fine_tune, loaded, records, options, on_progress)
     max_tokens = _max_tokens(loaded, records, options.max_tokens)

@@ -202,6 +202,8 @@ def blind_replies(form: Form, answers: Sequence[Any], prompts: Sequence[str]) ->
         "many sections": constant(
             "\n".join(f"## Step {n}\n- **Because** of this, we conclude that [{n + 1}]." for n in range(60))
         ),
+        "code that exits": constant("```python\nimport sys\nsys.exit(0)\n```"),
+        "code that exits at once": constant("```python\nimport os\nos._exit(0)\n```"),
         "code and formulas": constant("```python\nanswer = None\n```\n$$\\boxed{}$$\n| a | b |\n|---|---|\n| 1 | 2 |"),
     }
     for number, text in enumerate(frequent, start=1):
@@ -237,6 +239,7 @@ def empty_replies(answers: Sequence[Any]) -> list[str]:
     names = ["empty", "white space", "unsure", "format only", "format with a dot", "nonsense in the format", "praise"]
     names += list(self_ratings(str))
     names += ["confident words", "doubtful words", "stuffed tags", "very long", "many sections", "code and formulas"]
+    names += ["code that exits", "code that exits at once"]
     if any(ABSTENTION.search(str(answer)) for answer in answers):
         names.remove("unsure")
     return names

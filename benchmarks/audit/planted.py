@@ -3,7 +3,7 @@
     python benchmarks/audit/planted.py                      # all environments, up to 60 CPU-seconds each
     python benchmarks/audit/planted.py --set fresh --only percent_quiz
 
-The author of `own` had the list of checks; the author of `fresh` had not seen it. LABELS.json of each folder has
+The author of `own` had the list of checks; the authors of `fresh` and `blind` had not seen them. LABELS.json of each folder has
 the defects with their sources. Results go to runs/audit_planted/SET/NAME.json; repeat the command to continue.
 """
 
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 RUNS = Path("runs") / "audit_planted"
 SECONDS = 600.0
 """Time budget of an audit."""
-SETS = ("own", "fresh")
+SETS = ("own", "fresh", "blind")
 FOUND = ("medium", "high")
 """Severities that count as detected."""
 

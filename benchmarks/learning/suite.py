@@ -2,6 +2,7 @@
 
     python benchmarks/learning/suite.py                        # everything: 8 to 23 CPU-minutes for each run so far
     python benchmarks/learning/suite.py --only nim --seeds 0   # a part; the table contains whatever is complete
+    python benchmarks/learning/suite.py --strangers            # 20 environments by authors who knew only the documentation
 
 A run has learned if its final model is better than the model after SFT and than the weakest scripted policy: the 95% interval
 of the mean difference in reward (T = 1, the same 1,000 held-out examples) is above 0. `rove compare` computes the same interval.
@@ -38,6 +39,8 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "reasoning_mix": {},
 }
 """Name → arguments."""
+STRANGERS = sorted(file.stem for file in (HERE / "strangers").glob("*.py"))
+"""Names of the environments whose authors knew only the documentation; strangers/notes.json describes them."""
 RUNS = Path("runs") / "learning"
 
 
@@ -58,7 +61,10 @@ def train(env: str, seed: int) -> None:
     if (folder / "results.json").exists():
         return
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    words = [env, "--env-dir", str(HERE / "environments"), "-a", json.dumps(ENVIRONMENTS[env]), "--seed", str(seed)]
+    words = [str(HERE / "strangers" / f"{env}.py")]
+    if env in ENVIRONMENTS:
+        words = [env, "--env-dir", str(HERE / "environments"), "-a", json.dumps(ENVIRONMENTS[env])]
+    words += ["--seed", str(seed)]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a") as log:
         subprocess.run(
@@ -108,10 +114,10 @@ def difference(folder: Path, before: str, after: str) -> Difference:
     return compare(first, second).main
 
 
-def table(seeds: list[int]) -> Table:
+def table(envs: list[str], seeds: list[int]) -> Table:
     """Return the table of all complete runs."""
     made = Table("environment", "seed", "weakest", "best", "SFT", "RL", "RL − SFT", "learned", "CPU-min", width=110)
-    for env in ENVIRONMENTS:
+    for env in envs:
         for seed in seeds:
             found = read(env, seed)
             if found is not None:
@@ -127,18 +133,20 @@ def main() -> None:
     """Run the suite and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--only", nargs="*", choices=ENVIRONMENTS, default=list(ENVIRONMENTS), help="environments to train in"
+        "--only", nargs="*", choices=[*ENVIRONMENTS, *STRANGERS], help="environments to train in (default: the suite)"
     )
+    parser.add_argument("--strangers", action="store_true", help="train in the strangers' environments")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--table", action="store_true", help="only print the table")
     args = parser.parse_args()
+    envs: list[str] = args.only or (STRANGERS if args.strangers else list(ENVIRONMENTS))
     console = Console(width=110)
     if not args.table:
         for seed in args.seeds:
-            for env in args.only:
+            for env in envs:
                 console.print(f"{env}, seed {seed}")
                 train(env, seed)
-    console.print(table(args.seeds))
+    console.print(table(envs, args.seeds))
 
 
 if __name__ == "__main__":

@@ -256,8 +256,13 @@ def _column(title: str, condition: str, value: str) -> JsonObject:
 
 def _model_section(model: ModelEvidence | None, env_args: JsonMapping) -> Section:
     if model is None:
-        values = {"arch": "lfm2", "size": "tiny", "init": "recall", "env_args": dict(env_args)}
-        return Section("model", values, "A new model (about 0.5M parameters) with a tokenizer for the environment.")
+        values = {"arch": "llama", "size": "tiny", "env_args": dict(env_args)}
+        return Section(
+            "model",
+            values,
+            "A new model (about 0.5M parameters) with a tokenizer for the environment. If replies repeat what a prompt says in "
+            'one of several places,\narch = "lfm2" with init = "recall" learns faster (docs/decisions/recall_layers.md).',
+        )
     amount = "enough for RL without SFT" if model.spread_share >= MIN_SPREAD else "few for RL without SFT"
     reason = (
         f"Its reward is {model.reward:.3f} at T = 1; {model.spread_share:.0%} of {model.groups} groups have different rewards, "

@@ -56,6 +56,8 @@ MIN_STUCK_EQUAL_SHARE = 0.5
 advantage."""
 EASIER = "easier examples, or a larger model"
 """Advice if SFT no longer makes progress."""
+RECALL = 'if replies repeat a part of the prompt, model.arch = "lfm2" and model.init = "recall"'
+"""Further advice: such a model can find and copy symbols of the prompt (docs/decisions/recall_layers.md)."""
 MAX_TEACHER_ROLLOUTS = 4000
 """Maximum number of the teacher's rollouts that are searched for repeated examples and for relations of prompts to responses."""
 MAX_DISTINCT_SHARE = 0.5
@@ -202,7 +204,7 @@ def _unfinished(history: History, unsure: Sequence[TokenClass], task: Task) -> l
     remedy = ""
     if _is_flat(rewards, task):
         text += ", but the reward did not rise in the second half of the steps"
-        remedy = EASIER
+        remedy = f"{EASIER}; {RECALL}"
     if unsure:
         text += f". {_largest_loss(unsure)}"
     return [Finding("unfinished", text, remedy=remedy)]

@@ -257,7 +257,7 @@ def _column(title: str, condition: str, value: str) -> JsonObject:
 def _model_section(model: ModelEvidence | None, env_args: JsonMapping) -> Section:
     if model is None:
         values = {"arch": "lfm2", "size": "tiny", "init": "recall", "env_args": dict(env_args)}
-        return Section("model", values, "A new model (about 0.5M parameters) with a tokenizer for the environment.")
+        return Section("model", values, "A new model (0.7M parameters) with a tokenizer for the environment.")
     amount = "enough for RL without SFT" if model.spread_share >= MIN_SPREAD else "few for RL without SFT"
     reason = (
         f"Its reward is {model.reward:.3f} at T = 1; {model.spread_share:.0%} of {model.groups} groups have different rewards, "

@@ -113,7 +113,7 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
 )
 @click.option("--env", help="Environment whose text the tokenizer is trained on.")
 @click.option("--arch", help="Architecture: llama, lfm2 or qwen3.  [default: llama]")
-@click.option("--size", help="Size: tiny (0.5 M parameters) or small (4 M).  [default: tiny]")
+@click.option("--size", help="Size: tiny (0.5 M parameters; lfm2: 0.7 M) or small (4 M).  [default: tiny]")
 @click.option(
     "--init", help="Initial weights: random, or recall for layers that can copy from the prompt.  [default: random]"
 )
@@ -124,7 +124,7 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
 @json_option
 @click.pass_context
 def new(ctx: click.Context, env_args: str | None, as_json: bool, **named: Any) -> None:
-    """Train a tokenizer on an environment's text and write an ordinary Hugging Face model folder with random weights."""
+    """Train a tokenizer on an environment's text and write a small new model as an ordinary Hugging Face model folder."""
     console = console_for(as_json)
     config = settings(ModelConfig, ctx, bare="env", env_args=json_object(env_args, "-a"), **named)
     model = run_model_new(config)

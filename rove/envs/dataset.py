@@ -279,6 +279,8 @@ def draw_rows(
         >>> len(training) + len(evaluation)
         100
     """
+    if count < 0:  # elsewhere -1 stands for all rows, but here nothing says how many there are
+        raise ConfigError(f"count is {count}; expected 0 or more")
     if not 0 < share < 1:
         raise ConfigError(f"share is {share}; expected a number between 0 and 1")
     rng = random.Random(seed)

@@ -9,12 +9,19 @@ several sequences. So the earlier tokens are looked up in the structure of the b
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 
 from rove.models.attention import Packing
+
+RECEIVES_PACKING = any(
+    parameter.kind is inspect.Parameter.VAR_KEYWORD
+    for parameter in inspect.signature(Lfm2ShortConv.forward).parameters.values()
+)
+"""Whether the layers of this version of transformers pass further arguments to their convolutions; those of 5.12 do not."""
 
 
 class PackedShortConv(Lfm2ShortConv):
@@ -23,14 +30,14 @@ class PackedShortConv(Lfm2ShortConv):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        cache: Any = None,
-        attention_mask: torch.Tensor | None = None,
+        *args: Any,
         packing: Packing | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
         """Mix hidden states [1, N, D] of a packed batch, or [B, T, D] as transformers does."""
         if packing is None:
-            return super().forward(hidden_states, cache, attention_mask, **kwargs)
+            # The other arguments, such as the cache, have other names in earlier versions of transformers.
+            return super().forward(hidden_states, *args, **kwargs)
         input_gate, output_gate, values = self.in_proj(hidden_states[0]).chunk(3, dim=-1)
         values = input_gate * values
         # The last row stands for the tokens before the start of a sequence.

@@ -1,4 +1,4 @@
-"""Small models from scratch: a tokenizer trained on an environment's text, and random weights."""
+"""Small models from scratch: a tokenizer trained on an environment's text, and random weights or layers that can recall."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def new_model(
 
     Args:
         arch: "llama", "qwen3" or "lfm2".
-        size: "tiny" (about 0.5 M parameters) or "small" (about 4 M).
+        size: "tiny" (about 0.5 M parameters; "lfm2": 0.7 M) or "small" (about 4 M).
         vocab_size: Maximum number of tokens, including 256 bytes and 6 special tokens.
         word_share: A word has its own token if at least this share of the texts (0 to 1) contain it.
         init: "random" for random weights, or "recall" for layers that can find and copy symbols of the prompt, with random

@@ -268,7 +268,7 @@ def _evaluate(
         is_given = "num_examples" in config.env_args
         arguments = environment_arguments(config.env, config.env_dir) if is_here and not is_given else {}
         default = arguments.get("num_examples")
-        if isinstance(default, int) and default < config.num_examples:
+        if isinstance(default, int) and 0 <= default < config.num_examples:  # by convention, -1 stands for all
             more = msgspec.json.encode({**config.env_args, "num_examples": config.num_examples}).decode()
             text += f"; the environment may make more with -a {shlex.quote(more)}"
         reporter.note(text, important=True)

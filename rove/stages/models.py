@@ -1,4 +1,4 @@
-"""Create a small model with random weights for an environment, and merge adapters."""
+"""Create a small new model for an environment, and merge adapters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
     arch: str = "llama"
     """Architecture: llama, lfm2 or qwen3."""
     size: str = "tiny"
-    """Size: tiny (0.5 M parameters) or small (4 M)."""
+    """Size: tiny (0.5 M parameters; lfm2: 0.7 M) or small (4 M)."""
     init: str = "random"
     """Initial weights: random, or recall for layers that can find and copy symbols of the prompt (only for arch lfm2 and size
     tiny)."""
@@ -54,7 +54,7 @@ class ModelConfig(Settings, frozen=True, kw_only=True):
 
 
 class NewModel(NamedTuple):
-    """A new model with random weights: the result of `rove.new_model`."""
+    """A new model: the result of `rove.new_model`."""
 
     path: Path
     """Folder of the model."""
@@ -74,7 +74,7 @@ def new_model(
     reporter: Reporter | None = None,
     **settings: object,
 ) -> NewModel:
-    """Train a tokenizer on an environment's text, and write a Hugging Face model folder with random weights.
+    """Train a tokenizer on an environment's text, and write a small new model as a Hugging Face model folder.
 
     Example:
         >>> model = rove.new_model("tictactoe", "models/mine", size="tiny")

@@ -74,6 +74,12 @@ def can_pack(model: Any) -> bool:
     """Return whether sequences of this model can share tokens: only rove's attention and convolutions mix tokens, and logits are
     a plain product.
     """
+    if model.config.model_type == "lfm2":
+        # Here, because it reads transformers' module of LFM2, which other models do not need.
+        from rove.models.convolution import RECEIVES_PACKING
+
+        if not RECEIVES_PACKING:
+            return False
     return attention.is_plain(model.config) and model.config._attn_implementation == attention.NAME
 
 

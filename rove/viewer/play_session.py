@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -21,6 +21,8 @@ from rove.core.renderings import Rendering
 from rove.rollouts.replay_cases import OPPONENT
 from rove.viewer.app import access_middleware, file_response, page_files
 from rove.viewer.rollouts import shortened, tool_results
+
+T = TypeVar("T")
 
 PERSON_ROLES = ("opponent", "model", "none")
 """Roles of the person: playing against the model, playing in its place, or watching. Any other role is a model role that the
@@ -325,13 +327,17 @@ def make_play_app(session: PlaySession, save: Callable[[RolloutRecord], str]) ->
 
 
 def _act(session: PlaySession, name: str, body: bytes, save: Callable[[RolloutRecord], str]) -> None:
+    if name == "again":
+        session.new_game(_decoded(body, NewGame, name))
+    elif name == "keep":
+        session.save(save)
+    else:
+        session.move(_decoded(body, Move, name))
+
+
+def _decoded(body: bytes, kind: type[T], name: str) -> T:
     try:
-        if name == "again":
-            session.new_game(msgspec.json.decode(body, type=NewGame))
-        elif name == "keep":
-            session.save(save)
-        else:
-            session.move(msgspec.json.decode(body, type=Move))
+        return msgspec.json.decode(body, type=kind)
     except UNREADABLE as error:
         raise ConfigError(f"the body of '{name}' is invalid: {error}") from error
 

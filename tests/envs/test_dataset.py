@@ -303,3 +303,5 @@ def test_drawing_ends_if_no_row_belongs_to_the_purpose():
     assert counts == {0, 1}
     with pytest.raises(ConfigError, match="share is 1"):
         draw_rows(make_row, 5, 0, held_out=True, share=1)
+    with pytest.raises(ConfigError, match="count is -1; expected 0 or more"):
+        draw_rows(make_row, -1, 0, held_out=True)

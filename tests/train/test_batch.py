@@ -6,6 +6,7 @@ from fakes import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rove.models import convolution
 from rove.train.batch import Batch, can_pack, count_trained_tokens, micro_batches
 from rove.train.sequences import TrainingSequence
 
@@ -138,6 +139,12 @@ def test_the_first_token_is_counted_but_not_trained():
         assert len(batch.targets) == len(batch.predicting) == 0
 
 
-def test_only_models_with_plain_attention_and_no_convolutions_can_be_packed():
+def test_convolutions_that_do_not_receive_the_packing_are_not_packed(monkeypatch: pytest.MonkeyPatch):
+    # As in transformers 5.12 and earlier, where the layers pass it only to the attention.
+    monkeypatch.setattr(convolution, "RECEIVES_PACKING", False)
+    assert not can_pack(tiny_model("lfm2").model)
+
+
+def test_models_with_plain_attention_and_short_convolutions_can_be_packed():
     assert all(can_pack(tiny_model(name).model) for name in ("llama", "qwen3", "lfm2"))
     assert not can_pack(tiny_model("gemma2").model)

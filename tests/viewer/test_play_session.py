@@ -150,6 +150,17 @@ async def test_a_person_can_watch_and_failures_are_reported(tmp_path: Path):
         assert (game["error"]["message"], game["scores"], game["prompt"]) == ("out of ideas", None, None)
 
 
+async def test_an_action_that_is_not_possible_is_not_reported_as_a_malformed_body():
+    session = PlaySession("quiz", "m", ["none"])
+    async with TestClient(TestServer(make_play_app(session, lambda game: "nowhere"))) as client:
+        answer = await client.post("/api/move", json={"number": 0, "text": "4"})
+        assert answer.status == 400
+        assert await answer.json() == {"error": "it is not your turn; reload the current state"}
+        headers = {"Content-Type": "application/json"}
+        malformed = await client.post("/api/move", data=b"{", headers=headers)
+        assert "the body of 'move' is invalid" in await malformed.text()
+
+
 async def test_only_requests_from_the_games_page_are_allowed():
     session = PlaySession("quiz", "m", ["none"])
     async with TestClient(TestServer(make_play_app(session, lambda game: "nowhere"))) as client:

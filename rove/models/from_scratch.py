@@ -197,7 +197,12 @@ def new_model(
     if init == "recall":
         stored = {name: weight.float() for name, weight in load_file(RECALL_LAYERS[arch, size]).items()}
         # The embeddings, which are also the output layer, stay random: they depend on the tokenizer.
-        model.load_state_dict(stored, strict=False)
+        missing, unexpected = model.load_state_dict(stored, strict=False)
+        others = [name for name in missing if not name.startswith(("model.embed_tokens", "lm_head"))]
+        if others or unexpected:
+            raise ConfigError(
+                f"this version of transformers names layers of LFM2 differently: {[*others, *unexpected]}"
+            )
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=pad)
     return prepare(model, tokenizer)

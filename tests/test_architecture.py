@@ -64,13 +64,14 @@ def test_public_names_are_sorted_and_there() -> None:
 PRINTING = {"rove/stages/reporter.py", "rove/compat/commands.py"}
 """Modules outside the command line that print: the reporters, and the commands of `verifiers`."""
 COMMAND_TESTS = {
+    "benchmarks/campaign",
     "tests/cli",
     "tests/support",
     "tests/real",
     "tests/models/test_remote_code.py",
     "tests/test_settings.py",
 }
-"""Tests that run commands in this process."""
+"""Tests and benchmarks that run commands in this process."""
 
 
 def test_only_commands_and_reporters_print() -> None:

@@ -61,7 +61,7 @@ def read_baseline_file(path: str | Path) -> list[Acceptance]:
     """
     try:
         return msgspec.toml.decode(Path(path).read_bytes(), type=BaselineFile).accept
-    except (OSError, *UNREADABLE) as error:
+    except (OSError, ValueError, *UNREADABLE) as error:
         raise ConfigError(
             f'{path} is not a baseline file ({error}); expected tables [[accept]] with check = "…" and reason = "…", and '
             "optionally env, text and severity"

@@ -151,7 +151,7 @@ def read_toml(path: str | Path) -> Table:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"settings file {path} does not exist") from error
-    except (OSError, *UNREADABLE) as error:
+    except (OSError, ValueError, *UNREADABLE) as error:
         raise ConfigError(f"settings file {path}: {error}") from error
 
 
@@ -171,7 +171,7 @@ def parse_value(text: str) -> object:
     """Return a flag's value: parsed as JSON if possible, else the text."""
     try:
         return msgspec.json.decode(text)
-    except UNREADABLE:  # a text needs no quotation marks: --loss.kind cispo, not '"cispo"'
+    except (ValueError, *UNREADABLE):  # a text needs no quotation marks: --loss.kind cispo, not '"cispo"'
         return text
 
 

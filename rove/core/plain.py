@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import msgspec
 
-UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-"""Exceptions that decoding untrusted JSON or TOML can raise: invalid UTF-8 is a `ValueError`, deep nesting a `RecursionError`."""
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, json.JSONDecodeError, RecursionError)
+"""Exceptions that decoding untrusted JSON can raise: invalid UTF-8 and deep nesting raise other ones than the decoder's own.
+Decoding TOML, and JSON in Python, also raises `ValueError` for a number of more than 4,300 digits; it is not listed here, because
+`ConfigError` is a `ValueError`."""
 Row = dict[str, Any]
 """A dataset row: `prompt` or `question`, and any other columns."""
 Info = dict[str, Any]

@@ -197,7 +197,7 @@ def _read_frame(text: str) -> tuple[str, JsonMapping]:
     """Return the type and the data of a message."""
     try:
         frame = json.loads(text)
-    except UNREADABLE as error:
+    except (ValueError, *UNREADABLE) as error:
         raise RefusedError(f"Invalid JSON: {error}", "INVALID_JSON") from error
     kind = frame.get("type", "") if is_object(frame) else None
     data = (frame.get("data") or {}) if is_object(frame) else None
@@ -489,7 +489,7 @@ async def _data(request: web.Request) -> JsonMapping:
     text = await request.text()
     try:
         data = json.loads(text) if text.strip() else {}
-    except UNREADABLE as error:
+    except (ValueError, *UNREADABLE) as error:
         raise RefusedError(f"the body is not JSON: {error}", "VALIDATION_ERROR") from error
     if not isinstance(data, dict):
         raise RefusedError("the body is not a JSON object", "VALIDATION_ERROR")

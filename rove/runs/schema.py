@@ -118,7 +118,7 @@ def decoded(
         # Only checked, not converted: keys of other versions of rove stay.
         msgspec.convert(value, expected)
         check_plain(value)
-    except UNREADABLE as error:
+    except (ValueError, *UNREADABLE) as error:
         raise RunError(f"{file} is damaged, or not a file that rove wrote: {error}") from error
     return value
 
@@ -131,7 +131,7 @@ def decoded_row(line: bytes) -> JsonObject:
         if type(step) is not int:  # not isinstance: True is an int, too
             raise ValueError(f"`step` is {step!r}; expected an integer")
         check_plain(row)
-    except UNREADABLE as error:
+    except (ValueError, *UNREADABLE) as error:
         raise RunError(f"not a row of numbers and texts: {error}; the line starts {line[:80]!r}") from error
     return row
 

@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 
 from rove.core.errors import ConfigError, InfraError, ModelError
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import UNREADABLE, JsonMapping, JsonObject
 from rove.core.protocols import Generation, OnToken, SamplingParams, Token, available_tokens
 from rove.engine.stop_checker import StopChecker, end_token_ids
 from rove.rendering.renderer import Renderer
@@ -211,14 +211,7 @@ class VLLMEngine:
                 answer = await self._monitors[server.number].run(self._open_session(), request)
                 server.is_failing = False
                 return server, answer
-            except (
-                aiohttp.ClientError,
-                OSError,
-                InfraError,
-                msgspec.MsgspecError,
-                UnicodeDecodeError,
-                RecursionError,
-            ) as error:  # not `UNREADABLE`: a ValueError of other code does not mean that the server fails
+            except (aiohttp.ClientError, OSError, InfraError, *UNREADABLE) as error:
                 server.is_failing = True
                 attempts.append(f"{server.name} fails: {type(error).__name__}: {error}")
                 if len(attempts) >= MAX_ATTEMPTS:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import Error, RemoteError, WorkerError, as_json
-from rove.core.plain import JsonObject, JsonValue
+from rove.core.plain import UNREADABLE, JsonObject, JsonValue
 
 LENGTH = struct.Struct("<I")
 EXIT_STATUS_TIMEOUT_S = 2.0
@@ -122,9 +122,8 @@ class Worker:
             while True:
                 head = await reader.readexactly(LENGTH.size)
                 body = await reader.readexactly(LENGTH.unpack(head)[0])
-                # Not `UNREADABLE`: its ValueError would hide errors of `_receive`, and JSON has no other ones.
                 self._receive(msgspec.json.decode(body))
-        except (OSError, EOFError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except (OSError, EOFError, *UNREADABLE):
             self._disconnect()
 
     def _receive(self, frame: JsonObject) -> None:

@@ -195,7 +195,7 @@ def test_hostile_sql_in_rollouts_gets_no_reward_and_no_error():
         attacks = [attack for attack in ATTACKS if "\ud800" not in attack.sql]
         if state["trajectory"]:
             return f"<answer>{attacks[state['example_id']].sql}</answer>"
-        return agent._call("run_query", sql=attacks[state["example_id"]].sql)
+        return vf.tool_call("run_query", sql=attacks[state["example_id"]].sql)
 
     env = vf.load_environment("sql_agent", num_examples=len(ATTACKS) - 1)
     for record in roll(env, says(hostile)):
@@ -272,7 +272,7 @@ def test_every_connection_is_closed_after_errors_and_limits():
         return (
             "no answer"
             if state["example_id"] % 3 == 1
-            else agent._call("run_query", sql=f"{BOMB} SELECT max(i) FROM n")
+            else vf.tool_call("run_query", sql=f"{BOMB} SELECT max(i) FROM n")
         )
 
     env: Any = vf.load_environment("sql_agent", num_examples=6, max_turns=2)
@@ -291,7 +291,7 @@ def test_a_running_query_is_stopped_before_its_database_is_closed_at_a_timeout(m
 
     def endless(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
         opened.append(state["db"])
-        return agent._call("run_query", sql=f"{BOMB} SELECT max(i) FROM n")
+        return vf.tool_call("run_query", sql=f"{BOMB} SELECT max(i) FROM n")
 
     env: Any = vf.load_environment("sql_agent", num_examples=1)
     env.timeout_seconds = 0.3

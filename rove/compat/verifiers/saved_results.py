@@ -29,7 +29,7 @@ def saved_outputs(folder: Path, metadata: Mapping[str, Any]) -> list[Any]:
         if not isinstance(num_saved, int):
             raise ValueError(f"num_examples is {excerpt(num_saved)}; expected an integer")
     # The folder is never overwritten: it may hold the results of another run.
-    except (OSError, *UNREADABLE) as error:
+    except (OSError, ValueError, *UNREADABLE) as error:
         raise ValueError(f"{folder} has results that cannot be read ({error}); choose another results_path") from error
     saved = {"shuffle": False, **saved}  # v0's own files may lack it
     different = [name for name in _RESUMED_SETTINGS if saved.get(name) != metadata[name]]

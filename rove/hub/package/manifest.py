@@ -182,7 +182,7 @@ def read_manifest(content: bytes) -> Manifest:
     try:
         document = msgspec.json.decode(content)
         written = canonical(document)
-    except (OverflowError, *UNREADABLE) as error:
+    except (OverflowError, ValueError, *UNREADABLE) as error:
         raise PackageError(f"the manifest cannot be read as JSON: {error}") from None
     schema = document.get("schema") if isinstance(document, dict) else None
     if type(schema) is not int or schema != SCHEMA:
@@ -196,7 +196,7 @@ def read_manifest(content: bytes) -> Manifest:
         )
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
-    except UNREADABLE as error:
+    except (ValueError, *UNREADABLE) as error:
         raise PackageError(f"the manifest is invalid: {error}") from None
     check_manifest(manifest)
     return manifest

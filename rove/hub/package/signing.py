@@ -106,7 +106,7 @@ def check_signature(content: bytes, signature: bytes, keys: Collection[str] | No
     try:
         parsed = msgspec.json.decode(signature, type=Signature)
         public, signed = _bytes(parsed.key, PUBLIC_BYTES), _bytes(parsed.signature, SIGNATURE_BYTES)
-    except UNREADABLE as error:  # `binascii.Error` is a ValueError
+    except (ValueError, *UNREADABLE) as error:  # `binascii.Error` is a ValueError
         raise PackageError(f"manifest.sig cannot be parsed: {error}") from None
     if keys is not None and parsed.key not in keys:
         raise PackageError(

@@ -278,7 +278,9 @@ class _Server:
         except BaseException as error:
             await http.close()
             # The last ones occur if the URL belongs to another kind of server, which responds with other JSON or none.
-            if isinstance(error, (aiohttp.ClientError, OSError, LookupError, AttributeError, TypeError, *UNREADABLE)):
+            if isinstance(
+                error, (aiohttp.ClientError, OSError, LookupError, AttributeError, TypeError, ValueError, *UNREADABLE)
+            ):
                 reason = f"{type(error).__name__}: {error}"
                 raise InfraError(f"cannot reach an OpenEnv server at {url}: {reason}") from error
             raise
@@ -294,7 +296,7 @@ class _Server:
         source = fenced[-1] if fenced else text[start:end]
         try:
             value = json.loads(source)
-        except UNREADABLE as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"the answer is not a JSON object ({error})") from error
         if not isinstance(value, dict):
             raise ValueError("the answer is not a JSON object")
@@ -463,7 +465,7 @@ class Session:
             async for message in socket:
                 if message.type is aiohttp.WSMsgType.TEXT:
                     received.put_nowait(message.json())
-        except UNREADABLE:  # not JSON, so not an OpenEnv server
+        except (ValueError, *UNREADABLE):  # not JSON, so not an OpenEnv server
             await socket.close()
         finally:
             received.put_nowait(None)

@@ -11,6 +11,8 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import msgspec
+
 from rove.audit.baseline import Baseline, is_higher
 from rove.audit.game_checks import LEAK_EXAMPLES, leak_finding
 from rove.audit.replies import constant, last_message, wrong
@@ -159,12 +161,17 @@ async def check_changed_data(subject: Subject, base: Baseline) -> AsyncIterator[
         deleting = replayed(lambda row: deletions.get(row, []), lambda state, reply=reply: reply)
         measured = await subject.measure(f"DELETE, then the answer '{answer}'", deleting)
         if base.share_of_task(measured.mean) >= HIGH_SHARE and is_higher(measured, alone, base.task_range):
-            yield measured.finding(
+            finding = measured.finding(
                 "paid-calls",
                 f"after the deletion of the tables that the {best.name} reads, the answer '{answer}' earns {measured.mean:.3f}, "
-                f"without it {alone.mean:.3f}: the grader reads data that the model can change",
+                f"without it {alone.mean:.3f}",
                 Severity.HIGH,
                 floor=alone.mean,
+            )
+            yield msgspec.structs.replace(
+                finding,
+                cause="the grader reads data that the model can change",
+                remedy="let the tool only read, or compute the expected result before the rollout",
             )
             return
 

@@ -13,6 +13,7 @@ from workshop import TRAINING, check_training, finished_lines
 
 from rove import Run
 from rove.core.errors import RunError
+from rove.runs.train_folder import TrainFolder
 
 IGNORED = (".lock",)
 """Files without content."""
@@ -109,17 +110,25 @@ def check_named(trial: Trial, subject: Subject, run: Path, file: Path) -> None:
 
 def check_reading(trial: Trial, run: Path, file: Path) -> None:
     """Read the run as the viewer and `rove compare` do: each part is read, or an error names the damaged file."""
-    folder = Run(run)
-    readers: list[Callable[[], object]] = [
-        *(folder.summary, folder.config, folder.metrics, folder.alerts, folder.versions),
-        lambda: list(folder.rollouts()),
-        lambda: list(folder.outcomes()),
-    ]
-    for read in readers:
+    for read in _readers(run, file):
         try:
             read()
         except RunError as error:
             trial.require(file.name in str(error), f"the error does not name {file.name}: {error}")
+
+
+def _readers(run: Path, file: Path) -> list[Callable[[], object]]:
+    """Return the functions that read the folder of a damaged file: of a run, of a stage of `rove train`, or of all stages."""
+    folder = next(parent for parent in file.parents if parent == run or (parent / "config.toml").exists())
+    if folder == run and (run / "recipe.toml").exists():
+        stages = TrainFolder(folder)
+        return [stages.rows, stages.completion, stages.diagnoses, stages.stages]
+    single = Run(folder)
+    return [
+        *(single.summary, single.config, single.metrics, single.alerts, single.versions),
+        lambda: list(single.rollouts()),
+        lambda: list(single.outcomes()),
+    ]
 
 
 def _register(kind: str, damage: Callable[[Trial, Path], Path], weights: dict[str, int]) -> None:

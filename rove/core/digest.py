@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, RunError
 from rove.core.plain import UNREADABLE, is_list, is_mapping
 
 PIECES, PIECE_BYTES = 16, 1 << 20
@@ -39,12 +39,14 @@ def digest_files(files: Iterable[Path]) -> str:
 
 CHECKSUMS = "CHECKSUMS"
 """File with the digests of a folder's files, in the format of `b2sum`; `b2sum -c CHECKSUMS` can check it, too."""
+MODEL_CARD = "README.md"
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the digest of every file in a folder to the file `CHECKSUMS` in the folder."""
+    """Write the digest of every file in a folder to the file `CHECKSUMS` in the folder, except for the model card."""
     names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
-    lines = [f"{_checksum(folder / name)}  {name}\n" for name in names if name != CHECKSUMS]
+    # Results are added to the card later.
+    lines = [f"{_checksum(folder / name)}  {name}\n" for name in names if name not in (CHECKSUMS, MODEL_CARD)]
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8", newline="\n")
 
 
@@ -61,6 +63,23 @@ def changed_files(folder: Path) -> list[str]:
         if not name or not path.is_file() or _checksum(path) != checksum:
             changed.append(name or CHECKSUMS)
     return changed
+
+
+def check_checksums(folder: Path) -> None:
+    """Check that the files of a model or checkpoint have not changed since it was saved, if its checksums were saved.
+
+    Raises:
+        RunError: A file is damaged or was edited.
+    """
+    try:
+        changed = changed_files(folder)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{CHECKSUMS} cannot be read ({error})") from error
+    if changed:
+        raise RunError(
+            f"{', '.join(changed[:3])} cannot be read as it was saved: the checksum in {CHECKSUMS} is another, so the file is "
+            "damaged or was edited (after an edit of your own, delete that file)"
+        )
 
 
 def _checksum(file: Path) -> str:

@@ -393,7 +393,7 @@ class Run(RunFiles):
         return target
 
     def save_final(self, write: Callable[[Path], None]) -> Path:
-        """Write the trained model to `final/` atomically.
+        """Write the trained model with checksums to `final/`, atomically.
 
         Raises:
             RunError: The folder cannot be written, for example because the disk is full.
@@ -401,6 +401,7 @@ class Run(RunFiles):
         target = self.path / "final"
         with _saving(target) as draft:
             write(draft)
+            write_checksums(draft)
         return target
 
     def progress(self, step: int, state: Mapping[str, object]) -> Progress:

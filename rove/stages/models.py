@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rove.clients.scripted import ScriptedClient
 from rove.core.checks import Settings
+from rove.core.digest import write_checksums
 from rove.core.errors import ConfigError, needs_train_extra
 from rove.core.messages import as_messages, text_of
 from rove.core.plain import Arguments
@@ -151,13 +152,14 @@ def check_empty(path: Path) -> None:
 
 
 def save_atomically(loaded: LoadedModel, path: Path) -> None:
-    """Write a model to a temporary folder and rename it, so that an interruption leaves no incomplete model."""
+    """Write a model with checksums to a temporary folder and rename it, so that an interruption leaves no incomplete model."""
     from rove.models.from_scratch import save_new_model
 
     # In the same folder, so that renaming does not cross file systems.
     draft = path.with_name(f".{path.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     save_new_model(draft, loaded)
+    write_checksums(draft)
     rename(draft, path)
 
 

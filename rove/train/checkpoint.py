@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from rove.core.digest import CHECKSUMS, changed_files
+from rove.core.digest import check_checksums
 from rove.core.errors import ConfigError, RunError
 from rove.core.plain import JsonMapping, is_mapping
 from rove.models.load import LoadedModel, copy_weights, trainable_parameters
@@ -182,19 +182,6 @@ def check_checkpoint(run: Run, path: Path) -> None:
     check_checksums(path)
     _check_metrics(run, progress)
     _check_rollouts(run, progress)
-
-
-def check_checksums(path: Path) -> None:
-    """Check that the files of a checkpoint have not changed since it was saved."""
-    try:
-        changed = changed_files(path)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{CHECKSUMS} cannot be read ({error})") from error
-    if changed:
-        raise RunError(
-            f"{', '.join(changed[:3])} cannot be read as it was saved: the checksum in {CHECKSUMS} is another, so the file is "
-            "damaged or was edited (after an edit of your own, delete that file)"
-        )
 
 
 def check_weights(path: Path) -> None:

@@ -16,7 +16,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 from huggingface_hub import metadata_load as read_metadata  # pyright: ignore[reportUnknownVariableType]
 
-from rove.core.digest import ADAPTER_CONFIG
+from rove.core.digest import ADAPTER_CONFIG, MODEL_CARD
 from rove.core.masking import public_path, without_secrets
 from rove.core.plain import JsonMapping, JsonObject, is_mapping, is_sequence
 from rove.models.load import LoadedModel, folder_of, is_cached
@@ -29,7 +29,6 @@ from rove.utils.files import atomic_write
 
 logger = logging.getLogger(__name__)
 
-CARD = "README.md"
 TAG = "rove"
 SHOWN_SETTINGS = ("steps", "epochs", "batch_size", "learning_rate", "seed")
 """Settings that the card names even if they have their default values."""
@@ -76,9 +75,9 @@ def write_card(
     """
     try:
         text = _card(folder, run, config, summary, measurements, name)
-        atomic_write(folder / CARD, text.encode("utf-8", "replace"))
+        atomic_write(folder / MODEL_CARD, text.encode("utf-8", "replace"))
     except Exception as error:  # the base model, whose license the card states, may be gone by now
-        logger.warning("The model is saved without its card %s: %s: %s", CARD, type(error).__name__, error)
+        logger.warning("The model is saved without its card %s: %s: %s", MODEL_CARD, type(error).__name__, error)
 
 
 def _card(
@@ -156,7 +155,7 @@ def _hub_name(model: str) -> str | None:
 def _base_metadata(model: str) -> JsonObject:
     """Return the fields of the card about the initial model (name and license), as far as they are known."""
     metadata: JsonObject = {}
-    loaded = _card_metadata(folder_of(model_path(model)) / CARD)
+    loaded = _card_metadata(folder_of(model_path(model)) / MODEL_CARD)
     if model in CATALOG and not Path(model).is_dir():
         metadata["license"] = CATALOG[model].license.lower()
     for name in LICENSE_FIELDS:

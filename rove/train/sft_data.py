@@ -71,7 +71,7 @@ class SFTData:
         """A digest of the content. A run continues only on the same data, but the location of the data does not matter."""
         if self.run is not None:
             file = self.run.path / "rollouts.jsonl"
-            return f"rollouts#{digest_files([file] if file.exists() else [])}"
+            return f"{file.name}#{digest_files([file] if file.exists() else [])}"
         if isinstance(self._source, (str, Path)):
             return f"file#{digest_files([Path(self._source)])}"
         content = msgspec.json.encode(self.conversations, order="sorted")

@@ -17,6 +17,7 @@ from commands import Rove, contents, environment, in_this_process
 
 from rove.cli.main import main
 from rove.core.config import convert
+from rove.core.digest import write_checksums
 from rove.runs.run import Run
 from rove.runs.train_folder import ResultRow
 from rove.stages.completion import read_completion, write_completion
@@ -297,6 +298,10 @@ def test_a_recipe_of_an_earlier_version_whose_seeds_share_questions_says_so(rove
     assert done.out.count("of the results table have") == 1
 
 
+SUMMARY = {"reward": {"mean": 0.25, "low": 0.2, "high": 0.3}, "functions": {}}
+SUMMARIES = {"sampled": SUMMARY, "greedy": SUMMARY}
+
+
 def complete_run(folder: Path) -> None:
     """Write what complete stages of the folder's recipe leave, as far as repeating the command reads it."""
     recipe = recipe_in(folder)
@@ -305,8 +310,7 @@ def complete_run(folder: Path) -> None:
             run.start(kind, {}, {"learning_rate": recipe.rl[0].config.learning_rate} if kind == "rl" else {})
             run.finish({"steps": 3})
         (folder / name / "final").mkdir()
-    summary = {"reward": {"mean": 0.25, "low": 0.2, "high": 0.3}, "functions": {}}
-    rows = [ResultRow("base", str(folder / "model"), {"sampled": summary, "greedy": summary})]
+    rows = [ResultRow("base", str(folder / "model"), SUMMARIES)]
     (folder / "results.json").write_bytes(msgspec.json.encode(rows))
     write_completion(recipe, ["sft: a note about the table"], "took 1.0 minutes")
 
@@ -340,6 +344,25 @@ def test_a_complete_run_without_its_model_is_not_shown_as_complete(dry_run: Path
     assert read_completion(recipe_in(dry_run)) is not None
     (dry_run / "rl1" / "final").rmdir()
     assert read_completion(recipe_in(dry_run)) is None
+
+
+def test_a_damaged_model_of_a_run_is_named(rove: Rove, dry_run: Path) -> None:
+    complete_run(dry_run)
+    words = ("train", "parity", "--run-dir", "mine")
+    row = ResultRow("+ RL", str(dry_run / "rl1" / "final"), SUMMARIES)
+    (dry_run / "results.json").write_bytes(msgspec.json.encode([row]))
+    for model in (dry_run / "rl1" / "final", dry_run / "model"):
+        model.mkdir(exist_ok=True)
+        (model / "config.json").write_text('{"a": 1}')
+        write_checksums(model)
+    assert rove(*words).status == 0
+    (dry_run / "rl1" / "final" / "config.json").write_text('{"a": 2}')
+    done = rove(*words)
+    assert done.status == 1 and "rl1/final has changed: config.json cannot be read" in done.err
+    (dry_run / "complete.json").unlink()
+    (dry_run / "model" / "config.json").write_text("{")
+    done = rove(*words)
+    assert done.status == 1 and "mine/model has changed: config.json cannot be read" in done.err
 
 
 @pytest.mark.broad

@@ -60,15 +60,15 @@ def main() -> None:
             if args.only and label["name"] not in args.only:
                 continue
             report = result(set_, label["name"])
-            found = [one for one in report["findings"] if one["severity"] in FOUND]
+            found = [finding for finding in report["findings"] if finding["severity"] in FOUND]
             expected = label["checks"]
             if expected:
-                is_right = any(one["id"] in expected for one in found)
+                is_right = any(finding["id"] in expected for finding in found)
                 defects, right = defects + 1, right + is_right
             else:
-                is_right = not any(one["severity"] == "high" for one in found)
+                is_right = not any(finding["severity"] == "high" for finding in found)
                 clean, accused = clean + 1, accused + (not is_right)
-            names = ", ".join(f"{one['id']} ({one['severity']})" for one in report["findings"]) or "–"
+            names = ", ".join(f"{finding['id']} ({finding['severity']})" for finding in report["findings"]) or "–"
             shown = ", ".join(expected) or "clean"
             table.add_row(set_, label["name"], shown, names, "yes" if is_right else "NO", f"{report['cpu_seconds']:g}")
             console.print(f"{set_}/{label['name']}: {names}")

@@ -317,8 +317,8 @@ def few_files(trial: Trial, subject: Subject, run: Path) -> None:
 
 @each_subject("memory limit", {"eval": 120, "sft": 25, "rl": 30})
 def few_memory(trial: Trial, subject: Subject, run: Path) -> None:
-    """Allow only a little more memory."""
-    more = trial.rng.randint(0, 3_000 if subject.name == "eval" else 150_000) << 10
+    """Allow only a little more memory; with less than this, `Thread.start` of CPython itself can wait forever."""
+    more = trial.rng.randint(256, 3_000 if subject.name == "eval" else 150_000) << 10
     ended = trial.run(subject.words, lambda: limit_memory(more))
     if ended.status or "emory" in ended.text:
         trial.injected(f"{more >> 10} KiB more")

@@ -31,6 +31,8 @@ from rove.audit.game_checks import (
     check_blind_games,
     check_message_leaks,
     check_moves_of_other_rows,
+    check_moves_of_similar_rows,
+    check_repeatable_rewards,
     check_repeated_actions,
     shown_to_all,
 )
@@ -261,9 +263,12 @@ class _Auditor:
         await self._do("length", check_length(subject, base), only_single)
         if is_game:
             await self._do("blind-game", check_repeated_actions(subject, base))
+        if any(len(record.steps) > 1 for record in base.idle.records) and not base.has_tools:
+            await self._do("blind-game", check_repeatable_rewards(subject, base))
         await self._do("blind-game", check_blind_games(subject, base), only_game)
         if is_game:
             await self._do("blind-game", check_moves_of_other_rows(subject, base))
+        await self._do("data-overlap", check_moves_of_similar_rows(subject, base))
         await self._do("answer-leak", check_message_leaks(subject, base))
         await self._tools(subject, base)
         await self._do("execution", check_execution(subject, base, self.folder))

@@ -113,9 +113,25 @@ def _changes(base: Baseline, moves: Mapping[int, Moves]) -> list[Change]:
             severity = Severity.MEDIUM if is_required else Severity.LOW
             changes.append(Change(f"with calls of {tool} only", without_calls(moves, *left_out), severity))
     num_acting = sum(not INFORMING.match(tool) for tool in tools)
-    if num_acting > 1 and any(_is_named(tool, sentences, ORDER) for tool in tools):
+    is_ordered = num_acting > 1 and any(_is_named(tool, sentences, ORDER) for tool in tools)
+    if is_ordered and _are_values_shown(base, moves):
         changes.append(Change("with its calls in the other order", with_calls_reversed(moves), Severity.MEDIUM))
     return changes
+
+
+def _are_values_shown(base: Baseline, moves: Mapping[int, Moves]) -> bool:
+    """Return whether the prompts show the values of most calls that act.
+
+    A value that a policy computed from the results of earlier calls cannot be known before them, so these calls have an order.
+    """
+    prompts = {record.example_id: "\n".join(map(text_of, record.prompt)) for record in base.idle.records}
+    num_shown = num_values = 0
+    for row, row_moves in moves.items():
+        calls = [call for move in row_moves for call in calls_of(move) if not INFORMING.match(call["function"]["name"])]
+        values = [str(value) for call in calls for value in arguments_of(call).values()]
+        num_values += len(values)
+        num_shown += sum(value in prompts.get(row, "") for value in values)
+    return num_shown >= num_values / 2
 
 
 def _changed_arguments(moves: Mapping[int, Moves], subject: Subject) -> list[Change]:

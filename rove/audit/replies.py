@@ -81,15 +81,23 @@ def forms(prompts: Sequence[str]) -> dict[str, Form]:
 
 LABELS = 12
 """Maximum number of different answers that are labels, such as "approve" and "reject"."""
+MAX_LABELS = 6
+"""Maximum number of labels of a prompt, such as "Diagnosis:", that are tried before an answer."""
+LABEL = re.compile(r"\b[A-Z][\w-]*(?: [a-z][\w-]*){0,3}:[ \t]?(?=\S)")
+"""A label with something behind it, such as "Diagnosis: X"."""
 
 
 def label_forms(prompts: Sequence[str], answers: Sequence[Any]) -> dict[str, Form]:
-    """Return forms that prompts show with a label, such as "Decision: approve"."""
+    """Return forms that prompts show with a label, such as "Decision: approve" or "Diagnosis: X"."""
+    texts = prompts[:1]
     labels = {str(answer) for answer in answers}
-    if len(labels) > LABELS:
-        return {}
-    alternatives = "|".join(map(re.escape, sorted(labels)))
-    beginnings = re.findall(rf"\b([A-Z][\w ]{{0,30}}: ?)(?:{alternatives})\b", "\n".join(prompts[:1]))
+    beginnings: list[str] = []
+    if len(labels) <= LABELS:
+        alternatives = "|".join(map(re.escape, sorted(labels)))
+        beginnings += re.findall(rf"\b([A-Z][\w ]{{0,30}}: ?)(?:{alternatives})\b", "\n".join(texts))
+    # A label that all prompts show belongs to the instructions, and not to the question of one row.
+    shown_labels = [label for text in texts for label in LABEL.findall(text)]
+    beginnings += [label for label in shown_labels if all(label in prompt for prompt in prompts)][-MAX_LABELS:]
     return {f"{text}…": _between(text, "") for text in dict.fromkeys(beginnings)}
 
 
@@ -206,6 +214,10 @@ def blind_replies(form: Form, answers: Sequence[Any], prompts: Sequence[str]) ->
         "code that exits at once": constant("```python\nimport os\nos._exit(0)\n```"),
         "code and formulas": constant("```python\nanswer = None\n```\n$$\\boxed{}$$\n| a | b |\n|---|---|\n| 1 | 2 |"),
     }
+    if _are_queries(texts):
+        policies |= {name: constant(write(EMPTY_QUERY)) for name, write in _query_forms(form).items()}
+    if prompts and all(map(FUNCTION.search, prompts)):
+        policies |= {f"a function that returns {value}": _function(value) for value in RETURNED}
     for number, text in enumerate(frequent, start=1):
         policies[f"frequent answer {number}"] = constant(form(text))
         policies[f"frequent answer {number}, plain"] = constant(text)
@@ -218,6 +230,39 @@ def blind_replies(form: Form, answers: Sequence[Any], prompts: Sequence[str]) ->
         policies["every answer, plain"] = constant(" ".join(options))
         policies["every answer, one each"] = constant("\n".join(map(form, options)))
     return policies
+
+
+EMPTY_QUERY = "SELECT 1 WHERE 1 = 0"
+"""An SQL query without rows, which equals every result without rows."""
+QUERY = re.compile(r"\s*(SELECT|WITH)\b", re.IGNORECASE)
+FUNCTION = re.compile(r"\bdef (\w+)\(|`(\w+)\(|\bfunction (?:called |named )?[`'\"]?(\w+_\w+|\w+(?=[`'\"(]))")
+"""A prompt's name for the function that a reply has to define."""
+RETURNED = ("None", "True", "0", "''", "[]", "args[0]")
+"""What functions that do not do their task return."""
+
+
+def _are_queries(answers: Sequence[str]) -> bool:
+    """Return whether most answers are SQL queries."""
+    return sum(QUERY.match(answer) is not None for answer in answers) > len(answers) / 2
+
+
+def _query_forms(form: Form) -> dict[str, Form]:
+    return {
+        "a query without rows": form,
+        "a query without rows, plain": lambda text: text,
+        "a query without rows, as SQL code": lambda text: f"```sql\n{text}\n```",
+    }
+
+
+def _function(value: str) -> Policy:
+    """Return a policy that defines the function that its prompt names, so that it returns a fixed value."""
+
+    def policy(messages: Messages, state: State, rng: random.Random) -> str:
+        match = FUNCTION.search(shown(messages))
+        name = next(filter(None, match.groups())) if match else "solve"
+        return f"```python\ndef {name}(*args, **kwargs):\n    return {value}\n```"
+
+    return policy
 
 
 def self_ratings(form: Form) -> dict[str, str]:
@@ -239,7 +284,8 @@ def empty_replies(answers: Sequence[Any]) -> list[str]:
     names = ["empty", "white space", "unsure", "format only", "format with a dot", "nonsense in the format", "praise"]
     names += list(self_ratings(str))
     names += ["confident words", "doubtful words", "stuffed tags", "very long", "many sections", "code and formulas"]
-    names += ["code that exits", "code that exits at once"]
+    names += ["code that exits", "code that exits at once", f"a function that returns {RETURNED[0]}"]
+    names += _query_forms(str)
     if any(ABSTENTION.search(str(answer)) for answer in answers):
         names.remove("unsure")
     return names
@@ -339,6 +385,10 @@ MIN_TENTH = 15
 """Smallest number that is changed by a tenth; for smaller ones, a tenth is within a tolerance of one."""
 
 
+SEPARATORS = (", ", "; ", ",", ";", "\n", " ")
+"""What may separate the items of an answer, the most certain first."""
+
+
 def corruptions(answer: str, rng: random.Random) -> dict[str, str]:
     """Return wrong variants of an answer, by the kind of the error."""
     variants: dict[str, str] = {}
@@ -375,6 +425,11 @@ def corruptions(answer: str, rng: random.Random) -> dict[str, str]:
         variants["first word"] = words[0]
         variants["last word"] = words[-1]
         variants["without the last word"] = " ".join(words[:-1])
+        separator = next((text for text in SEPARATORS if text in answer.strip()), "")
+        if separator:
+            items = answer.strip().split(separator)
+            # A grader that counts each copy as a hit pays for all items.
+            variants["only the first item, repeated"] = separator.join([items[0]] * (2 * len(items) + 1))
         variants["another last word"] = " ".join([*words[:-1], NONSENSE])
         variants["nonsense appended"] = f"{answer} qxzj"
         variants["nonsense in front"] = f"qxzj{answer}"

@@ -247,7 +247,8 @@ def _rewarded_guess(subject: Subject, base: Baseline) -> Finding | None:
             tied.append(is_accepted and reward_of(record) >= own_reward - 1e-6)
             in_common.append(similarity(answer_of_reply.get(_first_reply(record), ""), record.answer))
         share = base.share_of_task(guess.mean)
-        excess = share - statistics.fmean(in_common)
+        # A grader that pays all or nothing gives no partial credit.
+        excess = share if _is_all_or_nothing(subject, base) else share - statistics.fmean(in_common)
         is_tied = statistics.fmean(tied) >= TIED_SHARE
         if not is_tied and (share < PAID_SHARE or excess < EXCESS):
             continue
@@ -262,6 +263,12 @@ def _rewarded_guess(subject: Subject, base: Baseline) -> Finding | None:
             floor=base.zero,
         )
     return None
+
+
+def _is_all_or_nothing(subject: Subject, base: Baseline) -> bool:
+    """Return whether every rollout so far has earned either nothing or as much as a right answer."""
+    rewards = {round(reward_of(record), 6) for record in subject.records if record.scores is not None}
+    return len(rewards) <= 2 and rewards <= {round(base.zero, 6), round(base.full, 6), 0.0, 1.0}
 
 
 def _is_own_answer(record: RolloutRecord, answer_of_reply: Mapping[str, str]) -> bool:

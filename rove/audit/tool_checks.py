@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import msgspec
@@ -215,9 +215,14 @@ async def check_values_of_errors(subject: Subject, base: Baseline) -> AsyncItera
     if best is None:
         return
     moves = moves_by_row(best)
-    for tool in tools_called(moves)[-MAX_TOOLS:]:
-        name = f"a wrong call of {tool}, then the values of the error message"
-        measured = await subject.measure(name, _values_of_errors(moves, tool))
+    attempts = {"wrong": _wrong_value, "neutral": _neutral_value}
+    for tool, (kind, change) in product(tools_called(moves)[-MAX_TOOLS:], attempts.items()):
+        name = f"a call of {tool} with {kind} values, then with the values of the error message"
+        policy = _values_of_errors(moves, tool, change)
+        tried = await subject.measure(name, policy, LEAK_EXAMPLES)
+        if base.share_of_task(tried.mean) < HIGH_SHARE / 2:
+            continue
+        measured = await subject.measure(name, policy)
         if base.share_of_task(measured.mean) >= HIGH_SHARE and is_higher(measured, base.idle, base.task_range):
             yield measured.finding(
                 "answer-leak",
@@ -228,8 +233,8 @@ async def check_values_of_errors(subject: Subject, base: Baseline) -> AsyncItera
             return
 
 
-def _values_of_errors(moves: Mapping[int, Moves], tool: str) -> Policy:
-    """Return a policy that calls a tool with wrong values, and then with each value of the error message, the last one first."""
+def _values_of_errors(moves: Mapping[int, Moves], tool: str, change: Callable[[Any], Any]) -> Policy:
+    """Return a policy that calls a tool with changed values, then with each value of the error message, the last one first."""
 
     def policy(messages: Messages, state: State, rng: random.Random) -> Message | str:
         row_moves = moves.get(int(state["example_id"]), [])
@@ -237,7 +242,7 @@ def _values_of_errors(moves: Mapping[int, Moves], tool: str) -> Policy:
         turn = len(bookkeeping(state).trajectory)
         if not calls:
             return ""
-        wrong_call = changed_arguments(calls[-1], _wrong_value)
+        wrong_call = changed_arguments(calls[-1], change)
         if turn == 0:
             return with_new_ids(AssistantMessage(None, tool_calls=[wrong_call]), turn)
         errors = [text_of(message) for message in messages if message["role"] == "tool"]
@@ -281,6 +286,13 @@ def _wrong_value(value: Any) -> Any:
         return f"{value}9"
     # `isinstance` would also accept True, and True + 1 is no value of a flag.
     return value + 1 if type(value) in (int, float) else value
+
+
+def _neutral_value(value: Any) -> Any:
+    """Return 0 for a number, also for one in a text; an error message about it may state the difference from the right value."""
+    if isinstance(value, str):
+        return re.sub(r"[1-9]", "0", value.lstrip("-")) if re.fullmatch(r"-?\d+(\.\d+)?", value) else value
+    return type(value)(0) if type(value) in (int, float) else value
 
 
 def _calls_with_row_values(messages: Messages, state: State, rng: random.Random) -> str | Message:

@@ -31,8 +31,6 @@ from rove.audit.game_checks import (
     check_blind_games,
     check_message_leaks,
     check_moves_of_other_rows,
-    check_moves_of_similar_rows,
-    check_repeatable_rewards,
     check_repeated_actions,
     shown_to_all,
 )
@@ -50,6 +48,7 @@ from rove.audit.guard import IMPORTS_VARIABLE, events
 from rove.audit.judge import Judge, JudgeModel, judge_server
 from rove.audit.order_checks import check_order, check_refused_forms
 from rove.audit.power import visible_shares
+from rove.audit.replay_checks import check_moves_of_similar_rows, check_repeatable_rewards
 from rove.audit.replies import LOG_VARIABLE
 from rove.audit.reward_checks import (
     can_compare_variants,

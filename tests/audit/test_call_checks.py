@@ -17,7 +17,11 @@ class Refunds(vf.StatefulToolEnv):
     """A shop that verifies a customer, and then refunds an order; `defect` says what it does not check."""
 
     def __init__(
-        self, defect: str = "", policies: Any = None, prompt: str = "Always verify the customer before a refund."
+        self,
+        defect: str = "",
+        policies: Any = None,
+        prompt: str = "Always verify the customer before a refund.",
+        names_values: bool = True,
     ):
         def is_refunded(state: Any) -> float:
             return float(state["refunded"] and (state["verified"] or defect == "verify"))
@@ -26,6 +30,8 @@ class Refunds(vf.StatefulToolEnv):
         for number in range(30):
             customer, order, amount = f"C{100 + number}", f"R{500 + 7 * number}", 20 + 3 * number
             question = f"Customer {customer} wants back {amount} for order {order}."
+            if not names_values:
+                question = f"Case {number}."
             info = {"customer": customer, "order": order, "amount": amount}
             rows.append({"question": question, "info": info})
         super().__init__(
@@ -110,6 +116,12 @@ async def test_a_call_that_only_informs_although_a_sentence_asks_for_it() -> Non
 async def test_a_call_that_no_sentence_asks_for() -> None:
     env = Refunds("verify", {"agent": agent("verify", "refund")}, prompt="You are a clerk.")
     assert [finding.severity for finding in await findings(check_needed_calls, env)] == [Severity.LOW]
+
+
+async def test_calls_whose_values_come_from_earlier_calls_have_an_order() -> None:
+    env = Refunds("order", {"agent": agent("verify", "refund")}, names_values=False)
+    reported = await findings(check_needed_calls, env)
+    assert not any("in the other order" in finding.text for finding in reported)
 
 
 @pytest.mark.parametrize(("defect", "is_found"), [("", False), ("any order", True)])

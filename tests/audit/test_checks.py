@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -458,3 +459,74 @@ async def test_a_game_without_policies_may_be_too_hard_for_the_audit() -> None:
     env = Chest(pays_each_time=False)
     env.policies = {}
     assert [finding.severity for finding in await findings(check_statistics, env)] == [Severity.LOW]
+
+
+def listed(grade: Any) -> vf.Environment:
+    """An environment of lists of three words."""
+    words = ["milk", "eggs", "nuts", "fish", "soy", "celery"]
+
+    def correct(completion: Any, answer: str) -> float:
+        return grade([item.strip() for item in text(completion).split(",")], answer.split(", "))
+
+    lists = [{"question": f"Recipe {n}?", "answer": ", ".join(random.Random(n).sample(words, 3))} for n in range(40)]
+    return vf.SingleTurnEnv(dataset=lists, rubric=vf.Rubric([correct]))
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_copies_of_an_item_that_count_as_hits(is_found: bool) -> None:
+    def f1(items: list[str], answer: list[str]) -> float:
+        hits = [item for item in items if item in answer]
+        if not hits:
+            return 0.0
+        num_hits = min(len(hits), len(answer)) if is_found else len(set(hits))
+        precision, recall = len(hits) / len(items), num_hits / len(answer)
+        return 2 * precision * recall / (precision + recall)
+
+    reported_findings = await findings(check_monotonicity, listed(f1))
+    assert [(finding.severity, "only the first item, repeated" in finding.text) for finding in reported_findings] == [
+        (Severity.HIGH, True)
+    ] * is_found
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_a_query_without_rows(is_found: bool) -> None:
+    """Half of the right results are empty, or none of them is."""
+
+    def same_result(completion: Any, answer: str) -> float:
+        results: list[Any] = []
+        for query in (text(completion), answer):
+            try:
+                results.append(sqlite3.connect(":memory:").execute(query).fetchall())
+            except (sqlite3.Error, sqlite3.Warning):
+                results.append(None)
+        return float(results[0] is not None and results[0] == results[1])
+
+    queries = [f"SELECT {n} WHERE {n % 2 if is_found else 1}" for n in range(100, 140)]
+    env = vf.SingleTurnEnv(
+        dataset=[{"question": f"Question {query[-9:]}?", "answer": query} for query in queries],
+        rubric=vf.Rubric([same_result]),
+    )
+    reported_findings = await findings(check_blind_replies, env)
+    assert [finding.id for finding in reported_findings] == ["blind-reply"] * is_found
+
+
+async def test_the_search_knows_the_form_of_a_scripted_policy() -> None:
+    def correct(completion: Any, answer: str) -> float:
+        return float(text(completion) == f"Total so far = {answer} units")
+
+    policies = {"clerk": lambda messages, state, rng: f"Total so far = {state['answer']} units"}
+    env = vf.SingleTurnEnv(dataset=rows(), rubric=vf.Rubric([correct]), policies=policies)
+    subject, base = await prepared(env)
+    assert base.form_name == "as the scripted policy"
+    assert [finding async for finding in search(subject, base)] == []
+
+
+async def test_a_label_of_the_prompt_is_a_form_of_the_answer() -> None:
+    def correct(completion: Any, answer: str) -> float:
+        return float(text(completion) == f"Diagnosis: {answer}")
+
+    env = vf.SingleTurnEnv(
+        dataset=rows(), system_prompt="You are a nurse. Then reply 'Diagnosis: X'.", rubric=vf.Rubric([correct])
+    )
+    _, base = await prepared(env)
+    assert base.form("5") == "Diagnosis: 5" and base.right_answer is not None

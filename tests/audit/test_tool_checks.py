@@ -184,8 +184,8 @@ async def test_a_grader_that_reads_data_which_the_model_can_delete(is_found: boo
     assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found
 
 
-@pytest.mark.parametrize("is_found", [False, True])
-async def test_a_tool_whose_error_states_the_value_that_it_expects(is_found: bool) -> None:
+@pytest.mark.parametrize("stated", ["", "expected", "difference"])
+async def test_a_tool_whose_error_states_the_value_that_it_expects(stated: str) -> None:
     class Archive(vf.StatefulToolEnv):
         def __init__(self) -> None:
             rows = [{"question": f"What is {count} times 7?", "info": {"total": 7 * count}} for count in range(10, 40)]
@@ -205,7 +205,8 @@ async def test_a_tool_whose_error_states_the_value_that_it_expects(is_found: boo
             expected = state["info"]["total"]
             state["right"] = total == expected
             if not state["right"]:
-                raise ValueError(f"the total is not {total}" + f", expected {expected}" * is_found)
+                hints = {"expected": f", expected {expected}", "difference": f"; the difference is {expected - total}"}
+                raise ValueError(f"the total is not {total}" + hints.get(stated, ""))
             return "Thank you."
 
     def clerk(messages: Any, state: Any, rng: Any) -> Any:
@@ -215,4 +216,4 @@ async def test_a_tool_whose_error_states_the_value_that_it_expects(is_found: boo
         return float(state.get("right", False))
 
     reported_findings = await findings(check_values_of_errors, Archive())
-    assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found
+    assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * bool(stated)

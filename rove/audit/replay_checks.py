@@ -1,0 +1,204 @@
+"""Checks that replay moves: those of the most similar training row, and those that earned a reward in random play."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from rove.audit.baseline import Baseline, is_higher
+from rove.audit.findings import shortened
+from rove.audit.game_checks import BLIND_SHARE, MAX_REPEATED, NEARLY_ALL, commands_in, shown_to_all
+from rove.audit.replies import last_message, shown
+from rove.audit.subject import Measured, Policy, Subject, highest, reward_of
+from rove.audit.traces import moves_by_row, replayed
+from rove.core.findings import Finding, Severity
+from rove.core.messages import Messages, text_of
+from rove.core.records import RolloutRecord
+from rove.core.state import State, bookkeeping
+
+TRAINING_ROWS = 200
+"""Number of training rows among which the most similar one is searched."""
+MIN_DIFFERENT_MOVES = 20
+"""Minimum number of different sequences of moves of a good policy; a repetition of fewer may be chance."""
+OTHER_SHARE = 0.3
+"""The moves on any other training row must earn less than this share of the full reward."""
+SEQUENCES = (1, 3, 8, 12)
+"""Lengths of the sequences of words by which texts are compared: words of a question, and lines of a board."""
+RARE_SEQUENCE = 0.1
+"""Sequences in more than this share of the texts do not count."""
+MAX_EXPLORED = 3
+"""Maximum number of rollouts of random play in which a repeatable reward is searched."""
+EXPLORED_ROWS, EXPLORED_ROLLOUTS = 12, 5
+"""Number of rows of random play, and of its rollouts per row."""
+REPETITIONS = (1, 2, 3)
+"""Numbers of repetitions of two commands of which each must earn more than the one before."""
+MANY_REPETITIONS = 10
+"""A repeatable reward is of high severity if this many repetitions earn half of the full reward."""
+
+
+async def check_moves_of_similar_rows(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if the moves of a good policy on the most similar training row do the task of an evaluation row.
+
+    Then evaluation measures memory: the rows differ in words that do not matter. The moves of any other training row must not
+    do the task, and the moves must differ, since a small choice of moves is right by chance.
+    """
+    prompts = [_text_of_prompt(row["prompt"]) for row in subject.rows]
+    if not base.honest or len(set(prompts)) < len(prompts) / 2:
+        return
+    best = highest(base.honest)
+    policy = subject.env.policies[best.name.removeprefix("policy ")]
+    known = await subject.measure(f"the {best.name} on training rows", policy, TRAINING_ROWS, train=True)
+    moves = moves_by_row(known)
+    texts = {record.example_id: _text_of_prompt(record.prompt) for record in known.scored}
+    is_same_split = len(set(prompts) & set(texts.values())) > len(prompts) / 2
+    if is_same_split or len({str(row_moves) for row_moves in moves.values()}) < MIN_DIFFERENT_MOVES:
+        return
+    nearest = most_similar(prompts, texts)
+    similar = await subject.measure(
+        f"moves of the {best.name} on the most similar training row",
+        replayed(lambda row: moves.get(nearest[row], []) if row < len(nearest) else []),
+    )
+    if base.share_of_task(similar.mean) < NEARLY_ALL * base.share_of_task(best.mean):
+        return
+    rows = sorted(moves)
+    other = await subject.measure(
+        f"moves of the {best.name} on another training row",
+        replayed(lambda row: moves[rows[(row + len(rows) // 2) % len(rows)]]),
+    )
+    if base.share_of_task(other.mean) < OTHER_SHARE and is_higher(similar, other, base.task_range):
+        row = max(similar.scored, key=reward_of).example_id
+        yield Finding(
+            id="data-overlap",
+            severity=Severity.HIGH,
+            text=f"the {similar.name} earn {similar.mean:.3f} on evaluation rows, the moves on another row {other.mean:.3f}: "
+            "these rows are training rows with changes that do not matter",
+            rate=similar.interval,
+            floor=other.mean,
+            prompt=f"evaluation: {shortened(prompts[row], 400)}\ntraining: {shortened(texts[nearest[row]], 400)}",
+        )
+
+
+def most_similar(texts: Sequence[str], others: Mapping[int, str]) -> list[int]:
+    """Return the key of the most similar other text for each text, by the rare sequences of words that both contain."""
+    index: dict[tuple[str, ...], list[int]] = {}
+    for key, text in others.items():
+        for gram in _sequences(text):
+            index.setdefault(gram, []).append(key)
+    chosen: list[int] = []
+    for text in texts:
+        shared: Counter[int] = Counter()
+        for gram in _sequences(text):
+            keys = index.get(gram, [])
+            if len(keys) <= max(1, RARE_SEQUENCE * len(others)):
+                shared.update(keys)
+        chosen.append(max(shared, key=lambda key: (shared[key], -key), default=min(others)))
+    return chosen
+
+
+def _sequences(text: str) -> set[tuple[str, ...]]:
+    words = text.split()
+    starts = range(len(words))
+    return {
+        tuple(words[start : start + length]) for length in SEQUENCES for start in starts if start + length <= len(words)
+    }
+
+
+def _text_of_prompt(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(text_of(message) for message in prompt if message["role"] != "system")
+
+
+async def check_repeatable_rewards(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if two commands that random play has found earn a reward again with each repetition.
+
+    For text games without scripted policies. The reward rises while the messages of the environment repeat, so nothing in the
+    game has changed; see `check_repeated_actions` for the source.
+    """
+    verbs = commands_in("\n".join([*base.prompts, *map(shown_to_all, base.idle.records[:1])]))
+    if base.honest or not verbs:
+        return
+    explored = await subject.measure(
+        "random commands", _random_commands(verbs), EXPLORED_ROWS, rollouts=EXPLORED_ROLLOUTS
+    )
+    span = max(base.task_range, 1e-9)
+    for record in sorted(explored.scored, key=reward_of, reverse=True)[:MAX_EXPLORED]:
+        if reward_of(record) <= max(base.idle.mean, base.floor.mean) + 0.01 * span:
+            return
+        beginning, pair = await _rewarded_pair(subject, record)
+        if not pair:
+            continue
+        rewards: list[float] = []
+        results: list[Measured] = []
+        for count in REPETITIONS:
+            results.append(await _play(subject, record, [*beginning, *pair * count]))
+            rewards.append(results[-1].mean)
+        if any(second <= first + 1e-6 for first, second in pairwise(rewards)):
+            continue
+        messages = _messages_after(results[-1].records[0], len(beginning))
+        if messages[0::2][-1] != messages[0::2][-2] or messages[1::2][-1] != messages[1::2][-2]:
+            continue
+        is_severe = rewards[-1] - rewards[0] >= BLIND_SHARE * span * (REPETITIONS[-1] - 1) / MANY_REPETITIONS
+        yield results[-1].finding(
+            "blind-game",
+            f"repeating {shortened(pair[0], 60)!r} and {shortened(pair[1], 60)!r} raises the reward each time, from "
+            f"{rewards[0]:.3f} to {rewards[-1]:.3f} with {REPETITIONS[-1]} repetitions, while the messages repeat; a full reward "
+            f"is {base.full:.3f}",
+            Severity.HIGH if is_severe else Severity.MEDIUM,
+            floor=base.idle.mean,
+        )
+        return
+
+
+def _random_commands(verbs: Sequence[str]) -> Policy:
+    """Return a policy of random commands, each a verb with a word of the conversation."""
+
+    def policy(messages: Messages, state: State, rng: random.Random) -> str:
+        words = re.findall(r"[a-z][\w-]{2,}", last_message(messages))
+        if len(bookkeeping(state).trajectory) % 2 or not words:
+            words = re.findall(r"\b(?:the|on|in|a|to) ([a-z][\w-]{2,})", shown(messages)) or words or ["it"]
+        return f"{rng.choice(verbs)} {rng.choice(words)}"
+
+    return policy
+
+
+async def _rewarded_pair(subject: Subject, record: RolloutRecord) -> tuple[list[str], list[str]]:
+    """Return the moves of a rollout before the first reward, and the two last moves that changed something until then.
+
+    Both are empty if the reward does not come from a single move, or depends on fewer than two moves.
+    """
+    moves = [text_of(message) for message in record.completion if message["role"] == "assistant"]
+    for length in range(2, len(moves) + 1):
+        played = await _play(subject, record, moves[:length])
+        if played.mean > 1e-6:
+            break
+    else:
+        return [], []
+    last = moves[length - 1]
+    # The move that makes the last one possible again is one of those before it.
+    for earlier in list(dict.fromkeys(reversed(moves[: length - 1])))[:MAX_REPEATED]:
+        repeated = await _play(subject, record, [*moves[:length], earlier, last])
+        if earlier != last and repeated.mean > played.mean + 1e-6:
+            return moves[:length], [earlier, last]
+    return [], []
+
+
+async def _play(subject: Subject, record: RolloutRecord, moves: Sequence[str]) -> Measured:
+    """Play moves on the row of a rollout, then stop."""
+
+    def policy(messages: Messages, state: State, rng: random.Random) -> str:
+        turn = len(bookkeeping(state).trajectory)
+        return moves[turn] if turn < len(moves) and int(state["example_id"]) == record.example_id else ""
+
+    measured = await subject.measure("search: moves of a rollout", policy, record.example_id + 1, max_turns=len(moves))
+    return Measured(measured.name, [played for played in measured.scored if played.example_id == record.example_id])
+
+
+def _messages_after(record: RolloutRecord, num_moves: int) -> list[str]:
+    """Return the texts of the environment after each move from the given one on."""
+    texts = [text_of(message) for message in record.completion if message["role"] != "assistant"]
+    return texts[num_moves : num_moves + 2 * REPETITIONS[-1]]

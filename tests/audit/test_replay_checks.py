@@ -1,0 +1,115 @@
+"""Checks that replay moves: of the most similar training row, and of random play."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import pytest
+
+import rove as vf
+from rove.audit.game_checks import check_message_leaks
+from rove.audit.replay_checks import check_moves_of_similar_rows, check_repeatable_rewards, most_similar
+from tests.audit.test_checks import findings
+
+
+class Room(vf.MultiTurnEnv):
+    """Things that have to be put on a shelf; with `pays_each_time`, putting the same thing there is paid again and again."""
+
+    def __init__(self, pays_each_time: bool):
+        def points(state: Any) -> float:
+            count = state["puts"] if pays_each_time else len(state["shelf"])
+            return min(1.0, 0.1 * count)
+
+        rooms = [{"question": f"- ball: floor\n- cup: floor\n- lamp: floor\nRoom {number}."} for number in range(30)]
+        prompt = "Put all things on the shelf. Commands: take THING, put PLACE."
+        super().__init__(dataset=rooms, system_prompt=prompt, rubric=vf.Rubric([points]), max_turns=16)
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> None:
+        state.update(held="", shelf=[], puts=0)
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+        verb, _, noun = messages[-1]["content"].partition(" ")
+        if verb == "take" and noun in ("ball", "cup", "lamp") and not state["held"]:
+            state["held"] = noun
+            state["shelf"] = [thing for thing in state["shelf"] if thing != noun]
+        elif verb == "put" and noun == "shelf" and state["held"]:
+            state["shelf"] = [*state["shelf"], state["held"]]
+            state["held"], state["puts"] = "", state["puts"] + 1
+        on_shelf = ", ".join(state["shelf"])
+        return f"- ball\n- cup\n- lamp\nYou hold: {state['held']}. On the shelf: {on_shelf}"
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_a_reward_that_two_commands_earn_again_and_again(is_found: bool) -> None:
+    reported_findings = await findings(check_repeatable_rewards, Room(pays_each_time=is_found))
+    assert [finding.id for finding in reported_findings] == ["blind-game"] * is_found
+
+
+def mazes(num_plans: int, start: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for number in range(60):
+        plan = random.Random(f"plan {(start + number) % num_plans}")
+        board = "\n".join(" ".join(plan.choice(".#") for _ in range(8)) for _ in range(8))
+        route = "".join(plan.choice("NESW") for _ in range(6))
+        name = random.Random(f"{start} {number}").choice(["Rollo", "Pixel", "Nimbus"])
+        rows.append({"question": f"{name} is at {start + number}%.\n{board}", "info": {"route": route}})
+    return rows
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_evaluation_rows_that_are_training_rows_in_other_words(is_found: bool) -> None:
+    def arrived(completion: Any, info: Any) -> float:
+        return float(completion[-1]["content"] == info["route"])
+
+    num_plans = 40 if is_found else 10**6
+    env = vf.SingleTurnEnv(
+        dataset=mazes(num_plans, 0),
+        eval_dataset=mazes(num_plans, 10_000),
+        rubric=vf.Rubric([arrived]),
+        policies={"guide": lambda messages, state, rng: state["info"]["route"]},
+    )
+    reported_findings = await findings(check_moves_of_similar_rows, env)
+    assert [finding.id for finding in reported_findings] == ["data-overlap"] * is_found
+
+
+def test_the_most_similar_text_shares_the_rarest_words() -> None:
+    others = {1: "the red house", 2: "the blue house", 3: "the green car"} | dict.fromkeys(range(4, 30), "the road")
+    assert most_similar(["a blue car house", "no word of them"], others) == [2, 1]
+
+
+class Patient(vf.MultiTurnEnv):
+    """A patient who answers questions about all fields of a record, or about all but the diagnosis."""
+
+    def __init__(self, tells: bool):
+        def right(completion: Any, answer: str) -> float:
+            return float(f"Diagnosis: {answer}" in completion[-1]["content"])
+
+        rows: list[dict[str, Any]] = []
+        for number in range(40):
+            answer = ["flu", "migraine", "hay fever", "concussion"][number % 4]
+            rows.append({"question": f"Case {number}.", "answer": answer, "info": {"record": {"illness": answer}}})
+        super().__init__(
+            dataset=rows,
+            system_prompt="Ask about symptoms. Then reply 'Diagnosis: X'.",
+            rubric=vf.Rubric([right]),
+            max_turns=6,
+        )
+        self.tells = tells
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+        text = messages[-1]["content"]
+        if "Diagnosis:" in text:
+            state["final_env_response"] = "Thank you."
+        words = re.findall(r"\w+", text.lower())
+        told = [value for name, value in state["info"]["record"].items() if self.tells and name in words]
+        return " ".join(told) or "I do not know."
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_a_field_that_no_prompt_mentions_and_a_question_reveals(is_found: bool) -> None:
+    reported_findings = await findings(check_message_leaks, Patient(tells=is_found))
+    assert [(finding.id, "'illness'" in finding.text) for finding in reported_findings] == [
+        ("answer-leak", True)
+    ] * is_found

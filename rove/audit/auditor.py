@@ -26,7 +26,7 @@ from rove.audit.data_checks import (
     check_same_rows,
     check_seed_shift,
 )
-from rove.audit.findings import CHECKS, Report, selected, shortened
+from rove.audit.findings import CHECKS, FAILED, Report, selected, shortened
 from rove.audit.game_checks import (
     check_blind_games,
     check_message_leaks,
@@ -378,7 +378,7 @@ class _Auditor:
         except (OutOfTime, Inconclusive) as error:
             self.report.skipped[name] = str(error)
         except Exception as error:  # an error of the environment must not stop the other checks
-            self.report.skipped[name] = f"failed: {_text(error)}"
+            self.report.skipped[name] = f"{FAILED}{_text(error)}"
 
     def _add(self, finding: Finding) -> None:
         self.report.findings.append(finding)

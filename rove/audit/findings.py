@@ -39,6 +39,8 @@ NOT_APPLICABLE = frozenset(
     )
 )
 """Reasons for leaving out a check that could not find anything in such an environment."""
+FAILED = "failed: "
+"""Beginning of the reason for a check that an error ended."""
 
 
 class Report(ShownAsText, msgspec.Struct, kw_only=True):
@@ -95,6 +97,11 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
     def unchecked(self) -> dict[str, str]:
         """Checks that matter for this environment and were not done, or not completely, with the reasons."""
         return {name: reason for name, reason in self.skipped.items() if reason not in NOT_APPLICABLE}
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Checks that an error ended, with the errors: an audit with such checks does not show that the environment is sound."""
+        return {name: reason for name, reason in self.skipped.items() if reason.startswith(FAILED)}
 
     @property
     def without_findings(self) -> str:

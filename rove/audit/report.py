@@ -106,7 +106,9 @@ def _location(report: Report) -> JsonObject:
 
 
 def junit_report(reports: Sequence[Report], fail_on: Severity = Severity.MEDIUM) -> bytes:
-    """Return reports as JUnit XML: one test case per selected check; it fails if a finding has severity `fail_on` or higher."""
+    """Return reports as JUnit XML: one test case per selected check; it fails if a finding has severity `fail_on` or higher, and
+    an error that ended the check is an error of the test case.
+    """
     suites = ElementTree.Element("testsuites", name="rove audit")
     for report in reports:
         suite = ElementTree.SubElement(suites, "testsuite", name=report.env, tests=str(len(report.checks)))
@@ -120,9 +122,12 @@ def junit_report(reports: Sequence[Report], fail_on: Severity = Severity.MEDIUM)
                     ElementTree.SubElement(case, "failure", message=_xml(finding.text)).text = text
                 else:
                     ElementTree.SubElement(case, "system-out").text = f"{severity_text(finding)}: {text}"
-            if name in report.skipped and not findings:
+            if name in report.failed:
+                ElementTree.SubElement(case, "error", message=_xml(report.failed[name]))
+            elif name in report.skipped and not findings:
                 ElementTree.SubElement(case, "skipped", message=_xml(report.skipped[name]))
         suite.set("failures", str(len(suite.findall("*[failure]"))))
+        suite.set("errors", str(len(suite.findall("*[error]"))))
         suite.set("skipped", str(len(suite.findall("*[skipped]"))))
     return ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
 

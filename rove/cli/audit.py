@@ -242,7 +242,8 @@ def command(
     """Audit ENV: try replies and policies that do not do the task, and report each one that earns a reward, with evidence.
 
     ENV is a name, a path, or a file of questions. The environment runs in a separate process, which sees the environment
-    variables, including API keys. The exit status is 1 if a finding has at least the severity of --fail-on.
+    variables, including API keys. The exit status is 1 if a finding has at least the severity of --fail-on, or if an
+    error ended a check.
     """
     console = console_for(as_json)
     if list_:
@@ -278,4 +279,5 @@ def command(
         print_report(report, console)
         curves = [f"curves and transcripts of the learner: rove view {folder}"] if learn else []
         hint(console, "all checks: rove audit --list", *curves)
-    ctx.exit(int(report.worst >= Severity(fail_on) and bool(report.open_findings)))
+    is_found = report.worst >= Severity(fail_on) and bool(report.open_findings)
+    ctx.exit(int(is_found or bool(report.failed)))

@@ -334,6 +334,19 @@ def test_a_file_of_questions(rove: Rove) -> None:
     assert wrong.status == 1 and "did you mean 'numeric'?" in str(read_report("audit.json"))
 
 
+def test_an_error_in_a_check_sets_the_exit_status(rove: Rove, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*args: object) -> AsyncIterator[Finding]:
+        raise KeyError("a form")
+        yield
+
+    monkeypatch.setattr("rove.audit.auditor.check_hedging", broken)
+    Path("questions.csv").write_text("question,answer\n" + "".join(f"{n} + 7?,{n + 7}\n" for n in range(20)))
+    done = rove("audit", "questions.csv", "--only", "hedging", "-n", "20", "-o", "audit.json", "-o", "audit.xml")
+    assert done.status == 1 and "failed: KeyError: 'a form'" in done.out
+    assert read_report("audit.json").failed == {"hedging": "failed: KeyError: 'a form'"}
+    assert '<error message="failed: KeyError' in Path("audit.xml").read_text()
+
+
 def test_a_finding_of_medium_severity_sets_the_exit_status(rove: Rove) -> None:
     grade = f"paid = 0.3 * bool(text.strip()); {HONEST.replace('return', 'return paid + 0.7 *')}"
     environment(Path("environments"), "mild", SUMS.replace("GRADE", grade))

@@ -306,7 +306,9 @@ def _run_demo(
         console.print(pipeline.answers_table())
     result: JsonObject = {"rows": rows, "folder": str(folder)}
     if full and recipe.exhaustive is not None:
-        trained = {row.name: row.model for row in rows if row.name.startswith("+ ")}
+        # The last model also has a row with another temperature; the exhaustive evaluation is greedy.
+        names_by_model = {row.model: row.name for row in reversed(rows) if row.is_trained}
+        trained = {name: model for model, name in reversed(names_by_model.items())}
         result["exhaustive"] = print_exhaustive(env, recipe.exhaustive, trained, console, device)
     if not is_complete:
         console.print(f"{SMOKE_NOTE if smoke else ''}{pipeline.cost}", soft_wrap=True)

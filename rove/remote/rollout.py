@@ -108,6 +108,7 @@ class RemoteRollout:
         failed: JsonObject | None = None
         try:
             if self._is_gone or (self.worker is not None and self.worker.is_closed and self._is_scored):
+                self._keep_replies()
                 return  # what there was to clean up has ended with the worker
             reply = await self._call_with_replay("clean_up", self._replay_finished, **self._end_reasons())
             self._apply(reply)
@@ -117,6 +118,14 @@ class RemoteRollout:
                 self.release()
         if failed is not None:  # raised last: the result is needed although the cleanup failed
             raise RemoteError(**failed)
+
+    def _keep_replies(self) -> None:
+        """Fill the completion of a rollout whose worker ended before it sent one, with the messages that this process knows."""
+        record = self.record
+        if record.completion or not record.trajectory or isinstance(record.prompt, str):
+            return
+        last = record.trajectory[-1]
+        record.completion = [*last.prompt[len(record.prompt) :], *last.completion]
 
     @property
     def _is_gone(self) -> bool:

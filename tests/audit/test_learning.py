@@ -211,7 +211,9 @@ async def test_the_learner_finds_a_hole_and_leaves_the_fixed_grader_alone(
 ) -> None:
     learner = partial(check_learned, options=LearnOptions(folder=tmp_path / "runs", steps=30, max_tokens=32))
     report = await audit("sums", None, {"grader": grader}, AuditOptions(only=("learned-reward",)), learner=learner)
-    assert report.skipped == {}
+    # Without a hole, the model hardly learns in so few steps, and the check may say so.
+    assert all(reason.startswith("inconclusive: the model did not learn") for reason in report.skipped.values())
+    assert not (is_found and report.skipped)
     assert [finding.id for finding in report.findings] == ["learned-reward"] * is_found
     assert (tmp_path / "runs" / "rl" / "rollouts.jsonl").exists()
     assert "matches_answer" in (tmp_path / "runs" / "rl" / "metrics.jsonl").read_text()

@@ -179,6 +179,15 @@ def test_latency_is_that_of_every_answer_and_of_scored_rollouts():
     assert latency["rollout"] == {"p50": 3.0, "p90": 3.0, "p99": 3.0}
 
 
+def test_model_roles_have_calls_tokens_and_a_cost_if_they_have_a_price():
+    roles = {"judge": [Usage(10, 2), Usage(5, 1)], "user": [Usage(1, 1)]}
+    summary = tally_of(outcome("a", 1.0, model_roles=roles), role_prices={"judge": Price(1.0, 2.0)})
+    assert summary["model_roles"] == {
+        "judge": {"calls": 2, "prompt_tokens": 15, "completion_tokens": 3, "cost": pytest.approx(21e-6)},
+        "user": {"calls": 1, "prompt_tokens": 1, "completion_tokens": 1},
+    }
+
+
 def test_chances_to_pass_over_groups_of_unlike_size():
     groups = {"a": [1, 1, 1, 1, 1, 1], "b": [1, 0, 0, 0, 0, 0], "c": [1, 0, 0]}
     summary = tally_of(*(outcome(key, reward) for key, rewards in groups.items() for reward in rewards), failed())

@@ -34,7 +34,7 @@ MAX_TESTS_S = 15.0
 """A mutant runs the first tests that together took at most this many seconds."""
 TIMEOUT_S = 60.0
 """What a mutant's tests may take, besides three times what they took without a change."""
-PYTEST = ["-q", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:randomly", "--hypothesis-seed=0"]
+PYTEST = ["-q", "-m", "not slow", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
 ARITHMETIC = "Add|Sub|Mul|Div|FloorDiv|Mod|Pow"
 BITWISE = "BitOr|BitAnd|BitXor|RShift|LShift"
 TELLING = re.compile(
@@ -105,7 +105,7 @@ class Mutant(NamedTuple):
     key: str
 
 
-class TestTable(NamedTuple):
+class LineTable(NamedTuple):
     """What one run of the tests without a change showed."""
 
     seconds: dict[str, float]
@@ -204,7 +204,7 @@ def environment(*more: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONDONTWRITEBYTECODE": ""}
 
 
-def record_lines(folder: str) -> TestTable:
+def record_lines(folder: str) -> LineTable:
     """Return which tests of a folder run each line of the modules, from the last run if rove and the folder are the same."""
     from coverage import CoverageData
 
@@ -227,10 +227,10 @@ def record_lines(folder: str) -> TestTable:
         module: {line: set(tests) for line, tests in measured.contexts_by_lineno(str(TREE / module)).items()}
         for module in modules
     }
-    return TestTable(json.loads(seconds.read_text()), lines)
+    return LineTable(json.loads(seconds.read_text()), lines)
 
 
-def merged(tables: Sequence[TestTable]) -> TestTable:
+def merged(tables: Sequence[LineTable]) -> LineTable:
     """Return what several folders of tests showed."""
     seconds: dict[str, float] = {}
     lines: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -239,7 +239,7 @@ def merged(tables: Sequence[TestTable]) -> TestTable:
         for module, tests_by_line in table.lines.items():
             for line, tests in tests_by_line.items():
                 lines[module][line] |= tests
-    return TestTable(seconds, lines)
+    return LineTable(seconds, lines)
 
 
 # The mutants ----------------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def sample(area: str, modules: Sequence[str], count: int, seed: int) -> list[Mut
     for place in order:
         mutant = draw.choice(places[place])
         source = sources[mutant.module]
-        if _changes(source, mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence)):
+        if changes(source, mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence)):
             chosen.append(mutant)
         if len(chosen) == count:
             break
@@ -282,12 +282,12 @@ def _all_mutants(area: str, module: str, source: str) -> Iterator[Mutant]:
         for name, operator in operators.items():
             for start, end in operator.mutation_positions(node):
                 key = f"{module} {digest} {name} {occurrences[name]}"
-                lines = _statement_lines(statements, start[0])
+                lines = statement_lines(statements, start[0])
                 yield Mutant(area, module, name, occurrences[name], start, end, lines, key)
                 occurrences[name] += 1
 
 
-def _statement_lines(statements: Sequence[ast.stmt], line: int) -> range:
+def statement_lines(statements: Sequence[ast.stmt], line: int) -> range:
     """Return the lines of the innermost statement at a line, without its body: Python reports only some of them as run."""
     around = [node for node in statements if node.lineno <= line <= (node.end_lineno or node.lineno)]
     if not around:  # the line of a decorator
@@ -318,7 +318,7 @@ class _WithoutAnnotations(ast.NodeTransformer):
         return node
 
 
-def _changes(before: str, after: str | None) -> bool:
+def changes(before: str, after: str | None) -> bool:
     """Whether a mutant is valid code that differs in more than annotations."""
     if after is None:
         return False
@@ -329,19 +329,20 @@ def _changes(before: str, after: str | None) -> bool:
     return ast.dump(trees[0]) != ast.dump(trees[1])
 
 
-def choose_tests(mutant: Mutant, table: TestTable) -> list[str]:
-    """Return the tests of a mutant's line: first those in the test file of its module, then the quick ones."""
+def choose_tests(mutant: Mutant, table: LineTable) -> list[str]:
+    """Return the tests of a mutant's line: first those in the test file of its module, and of these the quick ones.
+
+    If the line runs at import, or only in processes that coverage.py does not see, any test of the module may notice it.
+    """
     module_lines = table.lines[mutant.module]
-    names: set[str] = set()
-    for line in mutant.lines:
-        names |= module_lines.get(line, set())
-    names.discard("")
-    if not names:
+    of_line = set[str]().union(*(module_lines.get(line, set()) for line in mutant.lines))
+    names = of_line
+    if not of_line or "" in of_line:
         names = set[str]().union(*module_lines.values())
     tests = [test for test in table.seconds if test in names or test.split("::")[0] in names]
     package, name = Path(mutant.module).parts[1:]
-    own = f"tests/{package}/test_{name}::"
-    tests.sort(key=lambda test: (not test.startswith(own), table.seconds[test]))
+    own = f"tests/{package}/test_{Path(name).stem}.py::"
+    tests.sort(key=lambda test: (not test.startswith(own), test not in of_line, table.seconds[test]))
     chosen: list[str] = []
     left = MAX_TESTS_S
     for test in tests:
@@ -352,7 +353,7 @@ def choose_tests(mutant: Mutant, table: TestTable) -> list[str]:
     return chosen
 
 
-def test_mutant(mutant: Mutant, tests: Sequence[str], seconds: float) -> dict[str, Any]:
+def try_mutant(mutant: Mutant, tests: Sequence[str], seconds: float) -> dict[str, Any]:
     """Run the tests of a mutant, and return what became of it."""
     from cosmic_ray.mutating import mutate_and_test
     from cosmic_ray.work_item import MutationSpec, WorkerOutcome
@@ -438,7 +439,7 @@ def main(arguments: Sequence[str]) -> int:
             if result is None or (result["outcome"] == "survived" and result["digest"] != digest):
                 tests = choose_tests(mutant, table)
                 seconds = sum(table.seconds[test] for test in tests)
-                result = {**test_mutant(mutant, tests, seconds), "digest": digest}
+                result = {**try_mutant(mutant, tests, seconds), "digest": digest}
                 with kept.open("a") as out:
                     out.write(json.dumps(result) + "\n")
                 print(f"{result['outcome']:<8} {result['place']}  {result['after']}", flush=True)

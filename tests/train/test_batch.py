@@ -117,8 +117,12 @@ def test_shared_prefixes_are_computed_once(given_samples: list[TrainingSequence]
 
 @settings(deadline=None)
 @given(training_sequences(), st.integers(1, 120))
-def test_batches_are_sorted_by_decreasing_length(given_samples: list[TrainingSequence], budget: int):
+def test_batches_are_sorted_by_decreasing_length_and_fill_the_budget(
+    given_samples: list[TrainingSequence], budget: int
+):
     shapes = [tuple(batch.ids.shape) for batch in micro_batches(given_samples, budget)]
+    assert all(rows == 1 or rows * longest <= budget for rows, longest in shapes)
+    assert all((rows + 1) * longest > budget for rows, longest in shapes[:-1])
     assert [longest for _, longest in shapes] == sorted((longest for _, longest in shapes), reverse=True)
     assert sum(rows for rows, _ in shapes) == len(given_samples)
 

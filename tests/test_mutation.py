@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from mutation import AREAS, ROOT, Mutant, LineTable, changes, choose_tests, report, statement_lines
+from mutation import AREAS, ROOT, LineTable, Mutant, changes, choose_tests, report, statement_lines
 from tiers import each_row
 
 SOURCE = """\

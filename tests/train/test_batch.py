@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rove.models import convolution
-from rove.train.batch import Batch, can_pack, count_trained_tokens, micro_batches
+from rove.train.batch import Batch, _smallest_budget, can_pack, count_trained_tokens, micro_batches
 from rove.train.sequences import TrainingSequence
 
 Term = tuple[tuple[int, ...], int, float, float, float]
@@ -133,6 +133,18 @@ def test_a_sequence_longer_than_the_budget_gets_its_own_batch():
     packed = micro_batches([short, long, short], 6, pack=True)
     assert [batch.ids.numel() for batch in packed] == [3, 10]
     assert len(packed[0].sequence_index.unique()) == 2
+
+
+@given(st.integers(1, 10_000), st.integers(1, 12_000))
+def test_the_smallest_budget_is_found_by_halving(most: int, needed: int):
+    tried: list[int] = []
+
+    def is_enough(tokens: int) -> bool:
+        tried.append(tokens)
+        return tokens >= needed
+
+    assert _smallest_budget(is_enough, most) == min(needed, most)
+    assert len(tried) <= most.bit_length()  # each try cuts all sequences
 
 
 def test_the_first_token_is_counted_but_not_trained():

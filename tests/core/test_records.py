@@ -38,6 +38,8 @@ def test_what_older_lines_leave_out_is_zero_or_absent():
 def test_records_are_frozen():
     with pytest.raises(AttributeError, match="immutable"):
         make_record().answer = "b"  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match="immutable"):
+        make_record().outcome.scores = None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_reward_is_none_when_the_rollout_failed():

@@ -11,10 +11,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import ConfigError
 from rove.core.records import ErrorInfo, Outcome, Scores, Timing, TrajectoryStep, Usage
 from rove.statistics import Column, Price, Tally, clopper_pearson, needed_examples
+from rove.statistics.summary import Columns
 from tests.runs.test_serialization import make_record
 
 
@@ -103,6 +105,25 @@ def test_the_interval_of_a_reward_does_not_exceed_the_sum_of_the_weights():
         for n, right in enumerate(rare_errors)
     ]
     assert tally_of(*signed)["reward"]["high"] <= 1.4  # a function without a weight does not count
+
+
+@each_row(
+    ("values", "weights", "highest"),
+    [
+        ({"f": 0.5, "g": 1.0}, {"f": 1.0, "g": 0.4}, 1.4),
+        ({"f": 0.0, "g": 9.0}, {"f": 1.0, "g": 0.0}, 1.0),
+        ({"f": 0.5}, {"f": 1.0, "missing": 2.0}, 1.0),
+        ({"f": 1.1}, {"f": 1.0}, None),
+        ({"f": -0.1}, {"f": 1.0}, None),
+        ({"f": 0.5, "g": 0.5}, {"f": 1.0, "g": -0.1}, None),
+    ],
+)
+def test_the_highest_reward_is_the_sum_of_the_weights_if_all_values_are_shares(
+    values: dict[str, float], weights: dict[str, float], highest: float | None
+):
+    columns = Columns()
+    columns.add("a", Scores(0.0, values, weights))
+    assert columns.highest_reward == highest
 
 
 def test_a_tally_of_failures_has_no_reward():

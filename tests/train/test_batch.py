@@ -107,6 +107,16 @@ def test_every_trained_token_is_predicted_once_from_its_prefix(
         assert predictions.unique(dim=1).shape == predictions.shape  # no position is computed twice
 
 
+def test_sequences_that_start_alike_share_their_tokens_and_their_logits():
+    # The example at the top of rove/train/batch.py, with the last two tokens trained.
+    mask = [False, False, True, True]
+    pair = [TrainingSequence([1, 2, 7, last], mask, [0.0] * 4, [0.0, 0.0, 1.0, 1.0]) for last in (8, 9)]
+    [batch] = micro_batches(pair, 10, pack=True)
+    assert batch.ids.tolist() == [[1, 2, 7, 8, 9]]
+    assert batch.predicting.tolist() == [1, 2]  # 2 predicts 7 twice, and 7 predicts 8 and 9
+    assert (batch.rows.tolist(), sorted(batch.targets.tolist())) == ([0, 0, 1, 1], [7, 7, 8, 9])
+
+
 @settings(deadline=None)
 @given(training_sequences())
 def test_shared_prefixes_are_computed_once(given_samples: list[TrainingSequence]):

@@ -446,9 +446,9 @@ def main(arguments: Sequence[str]) -> int:
             results.append(result)
 
     print("\n" + report(results))
+    failing = failing_killers(results)
     times = os.times()
     print(f"\n{(times.user + times.system + times.children_user + times.children_system) / 60:.1f} CPU-minutes")
-    failing = failing_killers(results)
     if failing:
         print("These tests killed mutants, but also fail without a change:", *failing, sep="\n")
     return int(bool(failing))

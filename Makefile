@@ -6,7 +6,7 @@ BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-broad every-change test-slow test-real test-models test-ray test-mcp test-integrations test-trainers test-clients test-pythons test-notebook test-all campaign coverage fuzz check docs docs-pictures settings-page models-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel release docker shim clean
+.PHONY: demo test test-broad every-change test-slow test-real test-models test-ray test-mcp test-integrations test-trainers test-clients test-pythons test-notebook test-all campaign coverage fuzz mutation check docs docs-pictures settings-page models-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel release docker shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -133,6 +133,11 @@ coverage: $(STAMP)  ## line and branch coverage of the quick tests per package; 
 fuzz: $(STAMP)  ## fuzz every parser of foreign bytes; ARGS="--minutes 120 chat_request verdict" for a time and some targets
 	test -d build/fuzz-tools || $(BIN)/python -m pip install --quiet --target build/fuzz-tools "atheris>=3.0"
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support:$(CURDIR)/build/fuzz-tools $(BIN)/python -m tests.fuzz.fuzz $(ARGS)
+
+mutation: $(STAMP)  ## change sampled places of the code, and count the changes that the quick tests notice; ARGS="--mutants 10 rove/train/losses.py" for some; continues
+	test -d build/mutation/cosmic-ray || $(BIN)/python -m pip install --quiet --target build/mutation/cosmic-ray "cosmic-ray>=8.7"
+	test -d build/mutation/coverage || $(BIN)/python -m pip install --quiet --target build/mutation/coverage "coverage>=7.10"
+	$(BIN)/python tests/support/mutation.py $(ARGS)
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel

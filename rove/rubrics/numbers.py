@@ -23,6 +23,8 @@ from rove.utils.patterns import lazy_pattern
 
 MAX_CHARS = 2_000
 """Maximum characters at the end of a text that are read, because denied numbers make reading take quadratic time."""
+MAX_DENIAL_CHARS = 60
+"""Characters before a number in which it may be denied."""
 _PLAIN_NUMBER = (
     r"(?:\d{1,3}(?:[, ]\d{3})+(?!\d|\s*/\s*\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|(?<![\w.])\.\d+(?:[eE][-+]?\d+)?"
 )
@@ -101,11 +103,12 @@ def read_number(text: str) -> float | None:
         if not numbers:
             return None
         text_before = plain[: numbers[-1].start()]
-        denial = _DENIED.search(_unsigned(text_before)[-60:])
+        unsigned = _unsigned(text_before)
+        denial = _DENIED.search(unsigned, max(0, len(unsigned) - MAX_DENIAL_CHARS))
         if denial is None:
             break
         denied.append(_value(numbers[-1], text_before, ""))  # "22, not 23": the number before it counts
-        plain = plain[: len(_unsigned(text_before)[:-60]) + denial.start()]
+        plain = plain[: denial.start()]
     value = _stand_alone(plain, numbers)
     return None if value in denied else value
 

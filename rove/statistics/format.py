@@ -59,7 +59,8 @@ def duration(value: object) -> str:
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         return "–"
     if value >= 100:
-        return f"{value // 60:,.0f} min {value % 60:.0f} s"
+        minutes, rest = divmod(round(value), 60)  # rounded first: 359.7 s is not 5 min 60 s
+        return f"{minutes:,} min {rest} s"
     return "under 1 ms" if value < 0.001 else seconds(value)
 
 

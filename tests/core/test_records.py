@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rove.core.messages import AssistantMessage, UserMessage
-from rove.core.records import ErrorInfo, StepTokens, TrajectoryStep, Usage
+from rove.core.records import ErrorInfo, StepTokens, Timing, TrajectoryStep, Usage
 from tests.runs.test_serialization import make_record, usages
 
 
@@ -24,9 +25,21 @@ def test_only_the_reward_of_a_step_can_be_set():
     assert step.reward == 1.0
 
 
+def test_what_older_lines_leave_out_is_zero_or_absent():
+    assert msgspec.json.decode(b"{}", type=Timing) == Timing(total=0.0, model=0.0, scoring=0.0)
+    assert msgspec.json.decode(b"{}", type=Usage) == Usage(prompt_tokens=0, completion_tokens=0)
+    tokens = StepTokens([1], [2, 3], [-0.5, -0.5])
+    assert (tokens.policy_version, tokens.versions) == (0, [(0, 2)])
+    step = TrajectoryStep([], [])
+    assert (step.finish_reason, step.seconds, step.usage) == ("stop", 0.0, Usage())
+    assert (step.tokens, step.attempts, step.reward, step.tools) == (None, [], None, None)
+
+
 def test_records_are_frozen():
     with pytest.raises(AttributeError, match="immutable"):
         make_record().answer = "b"  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match="immutable"):
+        make_record().outcome.scores = None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_reward_is_none_when_the_rollout_failed():

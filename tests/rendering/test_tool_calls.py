@@ -80,6 +80,19 @@ def test_written_calls_are_parsed_back(tool_format: Format, calls: list[Call], r
     assert len({call["id"] for call in parsed}) == len(parsed)
 
 
+@each_row("tool_format", ALL_FORMATS)
+def test_every_format_reads_back_what_it_writes(tool_format: Format):
+    """The tests with drawn calls are quick for the first formats only."""
+    for calls in ([Call("f", {"a": "x y"})], [Call("f", {"a": "x y", "b": "z"}), Call("g", {}), Call("f", {"a": ""})]):
+        text = tool_format.write(calls)
+        outside, parsed = read_calls(text, tool_format, ["f", "g"])
+        assert (outside, calls_of({"tool_calls": parsed})) == ("", calls)
+        assert {settled_characters(text[:length], tool_format) for length in range(len(text) + 1)} == {0}
+        if not tool_format.bare:
+            outside, parsed = read_calls(f"Let me see. {text}", tool_format, ["f", "g"])
+            assert (outside, calls_of({"tool_calls": parsed})) == ("Let me see.", calls)
+
+
 @pytest.mark.parametrize("tool_format", first_quick(FORMATS, 2), ids=lambda tool_format: tool_format.name)
 @given(calls=CALLS, data=st.data())
 def test_a_truncated_response_yields_only_complete_calls(tool_format: Format, calls: list[Call], data: st.DataObject):

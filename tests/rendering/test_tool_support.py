@@ -140,6 +140,11 @@ CALLS = [
 ]
 
 
+def hiding_results(template: str, condition: str) -> str:
+    """Return a template that leaves out the text of the messages for which a condition is true."""
+    return template.replace("{{ m.content }}", "{{ '' if " + condition + " else m.content }}")
+
+
 def renderer_of(template: str) -> Renderer:
     tokenizer = bpe_tokenizer()
     tokenizer.chat_template = template
@@ -157,6 +162,7 @@ def chat_calls(*calls: Call) -> list[dict[str, Any]]:
 def test_the_calls_that_a_template_writes_are_read_and_kept_over_turns(name: str):
     renderer = renderer_of(TEMPLATES[name])
     assert renderer.tool_format is not None and renderer.tool_format.name == name
+    assert renderer.tool_support.keeps_text  # these templates write the text of a message as it is
     user = UserMessage("hi")
     prompt = renderer.text([user], TOOLS)
     for calls in [[call] for call in CALLS] + [CALLS[:2]]:
@@ -190,6 +196,7 @@ def test_the_calls_that_a_template_writes_are_read_and_kept_over_turns(name: str
         (template_of("{{ raise_exception('no calls') }}"), "rejects a message with a tool call: .*no calls"),
         (HEAD + "{% for m in messages %}{{ m.content }}{% endfor %}" + TAIL, "it writes no calls"),
         ("{# <tool_call> #}" + template_of("CALL {{ function.name }}!"), "does not read"),
+        (hiding_results(template_of(HERMES_CALL), "m.role == 'tool'"), r"\(hermes\), but not the results of tools"),
     ],
 )
 def test_tools_that_a_template_cannot_use_are_refused_with_the_reason(template: str, problem: str):
@@ -217,6 +224,22 @@ def test_calls_are_given_as_calls_if_the_template_rejects_a_result_after_text():
     renderer = renderer_of(check + TEMPLATES["mistral_named"])
     assert not renderer.tool_support.keeps_text
     message = renderer.message('[TOOL_CALLS]f[ARGS]{"count": 1}', TOOLS)
+    turn = [message, ToolMessage("done", message.tool_calls[0]["id"])]
+    assert renderer.text([UserMessage("hi"), *turn, *turn], TOOLS).count("done") == 2
+
+
+def test_a_template_that_writes_no_calls_may_name_their_format_in_its_instructions():
+    instructions = '{% if tools %}Write <tool_call>{"name": "f", "arguments": {}}</tool_call>.{% endif %}'
+    plain = HEAD + "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}" + TAIL
+    support = renderer_of(instructions + plain).tool_support
+    assert support.format is not None and support.format.name == "hermes"
+    assert support.keeps_text and not (support.short_ids or support.writes_ids or support.writes_space)
+
+
+def test_calls_are_given_as_text_if_the_template_hides_a_result_after_calls():
+    renderer = renderer_of(hiding_results(template_of(HERMES_CALL), "m.role == 'tool' and loop.previtem.tool_calls"))
+    assert renderer.tool_support.keeps_text
+    message = renderer.message('<tool_call>{"name": "f", "arguments": {"count": 1}}</tool_call>', TOOLS)
     turn = [message, ToolMessage("done", message.tool_calls[0]["id"])]
     assert renderer.text([UserMessage("hi"), *turn, *turn], TOOLS).count("done") == 2
 

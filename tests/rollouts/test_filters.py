@@ -61,6 +61,7 @@ def test_metrics_equal_those_of_dataset_rows():
         ("x" * (MAX_LENGTH + 1), "at most 1000 characters"),
         ("-" * 900 + "1", "longer than 200"),
         ("[" * 500, "filter '["),
+        ("reward > 0\0", "null bytes"),
         ("rewrd > 1", "there is no name 'rewrd'; did you mean 'reward'?"),
         ("win > 1", "a reward function or metric is metrics.win"),
         ("len > 1", "there is no name 'len'"),

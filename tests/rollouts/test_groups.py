@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from toys import Quiz, says
 
+import rove as vf
 from rove.clients.limiter import Limiter
+from rove.core.protocols import Request, SamplingParams
+from rove.envs.environment import Turn
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import plan
 
@@ -43,3 +47,20 @@ async def test_a_limiter_of_another_type_is_ignored():
     client.limiter = "mine"  # type: ignore[attr-defined]
     records = [r async for r in run_groups(Quiz(3), client, plan(Quiz(3).get_dataset(), 1))]
     assert len(records) == 3
+
+
+async def test_only_rollouts_for_training_refuse_sampling_parameters_of_an_agent():
+    class Agent(Quiz):
+        """An agent with its own top_p."""
+
+        async def run(self, state: vf.State, turn: Turn) -> None:
+            own = Request([], SamplingParams(top_p=0.9))
+            state["completion"] = [await turn(state, state["prompt"], agent_request=own)]
+
+    async def errors(**options: Any) -> list[str | None]:
+        groups = plan(Agent(1).get_dataset(), 1)
+        records = [record async for record in run_groups(Agent(1), says("hi"), groups, **options)]
+        return [record.error and record.error.type for record in records]
+
+    assert await errors() == [None]
+    assert await errors(for_training=True) == ["ConfigError"]

@@ -95,6 +95,11 @@ def test_other_texts_are_not_equal(first: str, second: str):
     assert normalized(first) != normalized(second)
 
 
+def test_braces_inside_a_command_belong_to_its_content():
+    assert unwrapped(r"\text{a{b}c}") == "a{b}c"
+    assert unwrapped(r"\text{{a} \{ {b}}") == r"{a} \{ {b}"
+
+
 def test_only_formatting_around_the_whole_text_is_removed():
     texts = ["**a** or **b**", "*", "**", "\\text{a} \\text{b}", "$5", "a_b_"]
     assert [unwrapped(text) for text in texts] == texts

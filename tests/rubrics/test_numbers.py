@@ -117,7 +117,8 @@ NUMBERS: dict[float, list[str]] = {
     ],
     0.5: ["1/2", "1/2.", ".5", "½", "\\frac{1}{2}", "\\frac12", "50/100 of it"],
     2.5: ["2 1/2", "2½", "2\\frac{1}{2}", "2.5 liters"],
-    5e6: ["5 million", "$5 million.", "5,000,000", "500万"],
+    500: ["5 hundred", "5 Hundred of them"],
+    5e6: ["5 million", "$5 million.", "5,000,000", "500万", "0.05亿"],
 }
 NO_NUMBERS = [
     *("", "none", "five", "nan", "inf", "1e999", "9" * 400, "9" * 5000, "1/0"),
@@ -173,6 +174,8 @@ NO_NUMBERS = [
         "05/01/2005",
         "5.1.2005",
         "January 4, 2005",
+        "January 4th, 2005",
+        "January 4, 2005 was a Tuesday",
         "4 January 2005",
         "4th of January 2005",
     ),

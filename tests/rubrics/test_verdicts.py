@@ -203,6 +203,7 @@ def test_a_claim_with_other_punctuation_is_a_quotation():
         ('{"verdict": "no",}', "no"),
         ('{"verdict": "yes"}\nOn second thought:\n{"verdict": "no"}', "no"),
         ("Verdict: yes. No, wait. Verdict: no", "no"),
+        ("Verdict: yes. It gives 4, as it should. Hence no change.", "yes"),
     ],
 )
 def test_the_last_statement_wins(said: str, verdict: str) -> None:

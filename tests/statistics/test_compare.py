@@ -247,6 +247,11 @@ def test_differing_weights_and_functions_are_noted():
 # Movers
 
 
+def test_a_name_in_a_table_is_broken_only_at_the_end_of_its_column():
+    rollouts = [outcome(str(n), 1.0, right_answer=1.0) for n in range(6)]
+    assert "│ right_answer " in str(compare(rollouts, rollouts, names=("the old run", "the new run")).table)
+
+
 def test_movers_are_the_largest_changes_in_each_direction():
     gaps = [i / 100 for i in range(-15, 16)]
     comparison = compare(run([0.5] * 31), run([0.5 + gap for gap in gaps]))

@@ -57,6 +57,16 @@ def test_the_table_shows_the_reward_and_its_functions():
     assert "0.500" in text
 
 
+def test_the_table_of_groups_shows_pass_at_k_and_explains_its_asterisks():
+    lines = [[cell.strip() for cell in line.split("│")[1:3]] for line in str(make_result()).splitlines() if "│" in line]
+    assert lines[1:4] == [["pass@1 (reward ≥ 1)", "0.250"], ["pass@2 (one of 2)", "1.000"], ["pass^2 (all of 2)", "0"]]
+    assert "* no interval: fewer than 2 examples; no interval: all values are equal" in str(make_result())
+    single = Tally()
+    single.add(scored("a", 1.0))
+    single.add(scored("b", 0.0))
+    assert "pass" not in str(single.result())
+
+
 def test_a_frame_has_a_row_per_value():
     pytest.importorskip("pandas")
     frame = make_result().to_pandas()

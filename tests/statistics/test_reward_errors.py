@@ -26,6 +26,18 @@ def test_a_function_that_raises_in_every_rollout_is_broken():
     assert "right raised in every rollout, which counts as 0.0: KeyError: b" in broken_reward("right", "KeyError: b")
 
 
+def test_a_metric_that_raises_is_not_a_broken_reward():
+    metric_failed = Scores(
+        1.0, {"right": 1.0}, {"right": 1.0}, {"length": 0.0}, {REWARD_ERRORS: {"length": "KeyError: a"}}
+    )
+    assert counted(record(scores=metric_failed)) == {}
+
+
+def test_functions_that_an_environment_combines_itself_count_as_rewards():
+    combined = Scores(0.0, {"reward": 0.0}, {"reward": 1.0}, {"right": 0.0}, {REWARD_ERRORS: {"right": "KeyError: a"}})
+    assert counted(record(scores=combined)) == {"right": "KeyError: a"}
+
+
 def test_a_function_that_raises_in_some_rollouts_is_not():
     assert counted(scored(right="KeyError: a"), scored()) == {}
     assert counted(record(scores=None), scored()) == {}

@@ -11,10 +11,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import each_row
 
 from rove.core.errors import ConfigError
 from rove.core.records import ErrorInfo, Outcome, Scores, Timing, TrajectoryStep, Usage
 from rove.statistics import Column, Price, Tally, clopper_pearson, needed_examples
+from rove.statistics.summary import Columns
 from tests.runs.test_serialization import make_record
 
 
@@ -105,6 +107,25 @@ def test_the_interval_of_a_reward_does_not_exceed_the_sum_of_the_weights():
     assert tally_of(*signed)["reward"]["high"] <= 1.4  # a function without a weight does not count
 
 
+@each_row(
+    ("values", "weights", "highest"),
+    [
+        ({"f": 0.5, "g": 1.0}, {"f": 1.0, "g": 0.4}, 1.4),
+        ({"f": 0.0, "g": 9.0}, {"f": 1.0, "g": 0.0}, 1.0),
+        ({"f": 0.5}, {"f": 1.0, "missing": 2.0}, 1.0),
+        ({"f": 1.1}, {"f": 1.0}, None),
+        ({"f": -0.1}, {"f": 1.0}, None),
+        ({"f": 0.5, "g": 0.5}, {"f": 1.0, "g": -0.1}, None),
+    ],
+)
+def test_the_highest_reward_is_the_sum_of_the_weights_if_all_values_are_shares(
+    values: dict[str, float], weights: dict[str, float], highest: float | None
+):
+    columns = Columns()
+    columns.add("a", Scores(0.0, values, weights))
+    assert columns.highest_reward == highest
+
+
 def test_a_tally_of_failures_has_no_reward():
     summary = tally_of(failed())
     assert math.isnan(summary["reward"]["mean"])
@@ -177,6 +198,15 @@ def test_latency_is_that_of_every_answer_and_of_scored_rollouts():
     latency = tally_of(slow, *quick)["latency"]
     assert latency["answer"] == {"p50": 1.0, "p90": 2.0, "p99": 2.0}
     assert latency["rollout"] == {"p50": 3.0, "p90": 3.0, "p99": 3.0}
+
+
+def test_model_roles_have_calls_tokens_and_a_cost_if_they_have_a_price():
+    roles = {"judge": [Usage(10, 2), Usage(5, 1)], "user": [Usage(1, 1)]}
+    summary = tally_of(outcome("a", 1.0, model_roles=roles), role_prices={"judge": Price(1.0, 2.0)})
+    assert summary["model_roles"] == {
+        "judge": {"calls": 2, "prompt_tokens": 15, "completion_tokens": 3, "cost": pytest.approx(21e-6)},
+        "user": {"calls": 1, "prompt_tokens": 1, "completion_tokens": 1},
+    }
 
 
 def test_chances_to_pass_over_groups_of_unlike_size():

@@ -17,7 +17,7 @@ from tiers import each_row
 
 from rove.core.errors import ConfigError, ToolParseError
 from rove.core.messages import call_arguments, call_id, call_name
-from rove.tools.tool import as_content, make_tool
+from rove.tools.tool import as_content, make_tool, tool_identity
 from rove.utils.functions import is_async
 
 
@@ -259,6 +259,32 @@ def test_annotations_of_hidden_arguments_need_not_be_resolvable():
     for tool in (make_tool(search, hidden=["db"]), make_tool(functools.partial(search, db=1), name="search")):
         assert tool.parameters["properties"]["query"] == {"type": "string"}
         assert tool.read({"query": "a"}) == {"query": "a"}
+
+
+def test_the_identity_of_a_tool_contains_its_definition_its_code_and_its_bound_arguments():
+    def search(query: str, limit: int = 3) -> str:
+        """Search."""
+        return query * limit
+
+    def changed(query: str, limit: int = 3) -> str:
+        """Search."""
+        return query + str(limit)
+
+    functions = [
+        search,
+        changed,
+        functools.partial(search, limit=1),
+        functools.partial(search, limit=2),
+        functools.partial(search, "a"),
+        functools.partial(search, "b"),
+    ]
+    tools = [make_tool(function, name="search") for function in functions]
+    tools.append(make_tool(search, name="search", hidden=["limit"]))
+    tools.append(make_tool(search, name="search", description="Find."))
+    identities = [tool_identity(tool) for tool in tools]
+    assert len(set(identities)) == len(identities)
+    assert all(identity.startswith("search #") for identity in identities)
+    assert tool_identity(make_tool(functools.partial(search, limit=1), name="search")) == identities[2]
 
 
 def test_hidden_arguments_are_neither_shown_nor_accepted():

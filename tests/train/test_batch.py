@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rove.models import convolution
-from rove.train.batch import Batch, can_pack, count_trained_tokens, micro_batches
+from rove.train.batch import Batch, _smallest_budget, can_pack, count_trained_tokens, micro_batches
 from rove.train.sequences import TrainingSequence
 
 Term = tuple[tuple[int, ...], int, float, float, float]
@@ -107,6 +107,16 @@ def test_every_trained_token_is_predicted_once_from_its_prefix(
         assert predictions.unique(dim=1).shape == predictions.shape  # no position is computed twice
 
 
+def test_sequences_that_start_alike_share_their_tokens_and_their_logits():
+    # The example at the top of rove/train/batch.py, with the last two tokens trained.
+    mask = [False, False, True, True]
+    pair = [TrainingSequence([1, 2, 7, last], mask, [0.0] * 4, [0.0, 0.0, 1.0, 1.0]) for last in (8, 9)]
+    [batch] = micro_batches(pair, 10, pack=True)
+    assert batch.ids.tolist() == [[1, 2, 7, 8, 9]]
+    assert batch.predicting.tolist() == [1, 2]  # 2 predicts 7 twice, and 7 predicts 8 and 9
+    assert (batch.rows.tolist(), sorted(batch.targets.tolist())) == ([0, 0, 1, 1], [7, 7, 8, 9])
+
+
 @settings(deadline=None)
 @given(training_sequences())
 def test_shared_prefixes_are_computed_once(given_samples: list[TrainingSequence]):
@@ -117,8 +127,12 @@ def test_shared_prefixes_are_computed_once(given_samples: list[TrainingSequence]
 
 @settings(deadline=None)
 @given(training_sequences(), st.integers(1, 120))
-def test_batches_are_sorted_by_decreasing_length(given_samples: list[TrainingSequence], budget: int):
+def test_batches_are_sorted_by_decreasing_length_and_fill_the_budget(
+    given_samples: list[TrainingSequence], budget: int
+):
     shapes = [tuple(batch.ids.shape) for batch in micro_batches(given_samples, budget)]
+    assert all(rows == 1 or rows * longest <= budget for rows, longest in shapes)
+    assert all((rows + 1) * longest > budget for rows, longest in shapes[:-1])
     assert [longest for _, longest in shapes] == sorted((longest for _, longest in shapes), reverse=True)
     assert sum(rows for rows, _ in shapes) == len(given_samples)
 
@@ -129,6 +143,18 @@ def test_a_sequence_longer_than_the_budget_gets_its_own_batch():
     packed = micro_batches([short, long, short], 6, pack=True)
     assert [batch.ids.numel() for batch in packed] == [3, 10]
     assert len(packed[0].sequence_index.unique()) == 2
+
+
+@given(st.integers(1, 10_000), st.integers(1, 12_000))
+def test_the_smallest_budget_is_found_by_halving(most: int, needed: int):
+    tried: list[int] = []
+
+    def is_enough(tokens: int) -> bool:
+        tried.append(tokens)
+        return tokens >= needed
+
+    assert _smallest_budget(is_enough, most) == min(needed, most)
+    assert len(tried) <= most.bit_length()  # each try cuts all sequences
 
 
 def test_the_first_token_is_counted_but_not_trained():

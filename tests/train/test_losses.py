@@ -463,6 +463,28 @@ def test_losses_are_created_by_name_with_their_settings():
         make_loss("mine.loss")
 
 
+@each_row(
+    ("name", "lower", "upper"),
+    [
+        ("cispo", None, 5.0),
+        ("grpo", 0.8, 1.2),
+        ("dapo", 0.8, 1.28),
+        ("dr_grpo", 0.8, 1.2),
+        ("gspo", 0.9997, 1.0004),
+        ("reinforce", None, None),
+    ],
+)
+def test_presets_clip_at_the_bounds_of_their_papers(name: str, lower: float | None, upper: float | None):
+    assert set(NAMES) == {"cispo", "grpo", "dapo", "dr_grpo", "gspo", "reinforce"}
+    ratios = [0.1, *(bound * factor for bound in (lower, upper) if bound for factor in (1 - 1e-6, 1 + 1e-6)), 9.0]
+    for sign in (1.0, -1.0):
+        tokens = loss_tokens([-1.0] * len(ratios), [sign] * len(ratios), samples=[*range(len(ratios))])
+        clipped = clipped_tokens(make_loss(name), tensor([math.log(ratio) - 1.0 for ratio in ratios]), tokens)
+        is_too_high = [upper is not None and (sign > 0 or name == "cispo") and ratio > upper for ratio in ratios]
+        is_too_low = [lower is not None and sign < 0 and ratio < lower for ratio in ratios]
+        assert clipped.tolist() == [high or low for high, low in zip(is_too_high, is_too_low, strict=True)]
+
+
 def test_presets_have_their_documented_losses_and_aggregations():
     expected = {"grpo": grpo(0.2, 0.2), "dapo": grpo(0.2, 0.28), "dr_grpo": grpo(0.2, 0.2), "gspo": gspo(3e-4, 4e-4)}
     expected |= {"cispo": cispo(5.0)}

@@ -203,6 +203,8 @@ def test_the_total_reward_includes_the_turns_and_needs_none():
     steps[0]["reward"] = 0.25
     assert total_reward(record_of(reward=1.0, steps=steps)) == 1.25
     assert total_reward(record_of(reward=1.0)) == 1.0
+    assert total_reward(record_of(reward=0.0)) == 0.0
+    assert total_reward(record_of(reward=0.0, steps=steps)) == 0.25
 
 
 def test_a_record_without_tokens_is_tokenized_again_as_for_sft():

@@ -13,6 +13,7 @@ from rove.audit.replies import (
     INJECTIONS,
     MARK_SUFFIX,
     NASTY,
+    NESTED,
     constant,
     formula,
     from_answer,
@@ -82,10 +83,14 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         also_failing = ""
         if names:
             also_failing = f"; {', '.join(names)} also {'fails' if len(names) == 1 else 'fail'}"
-        is_severe = _depends_on_time(record) or _is_everyday(label)
+        severity = Severity.MEDIUM
+        if _depends_on_time(record) or _is_everyday(label):
+            severity = Severity.HIGH
+        elif all(name.removesuffix(IN_ANSWER) in NESTED for name in broken):  # hardly any model writes such a reply
+            severity = Severity.LOW
         yield Finding(
             id="grader-robustness",
-            severity=Severity.HIGH if is_severe else Severity.MEDIUM,
+            severity=severity,
             text=f"the reply '{label}' fails with {subject.error_text(record)}{also_failing}",
             prompt=prompt,
             completion=completion or "(empty)",

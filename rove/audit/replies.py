@@ -471,6 +471,8 @@ NASTY: dict[str, str] = {
     "two lines": "first\nsecond",
 }
 """Name → a text that breaks naive graders."""
+NESTED = ("deep brackets", "deep lists", "deep braces")
+"""Texts of `NASTY` with thousands of brackets in each other."""
 EVERYDAY = ("empty", "a word", "a sentence", "a number", "two lines")
 """Texts of `NASTY` that any model writes; a grader that fails on them loses ordinary rollouts."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import sqlite3
@@ -188,6 +189,16 @@ async def test_length(grade: Any, is_found: bool) -> None:
 )
 async def test_robustness(grade: Any, is_found: bool) -> None:
     assert len(await findings(check_robustness, sums(grade))) == is_found
+
+
+async def test_a_grader_that_fails_on_nested_brackets_only() -> None:
+    def grade(completion: Any, answer: str) -> bool:
+        try:
+            return json.loads(parsed(completion)) == int(answer)
+        except ValueError:
+            return False
+
+    assert [finding.severity for finding in await findings(check_robustness, sums(grade))] == [Severity.LOW]
 
 
 @pytest.mark.parametrize("is_executed", [False, True])

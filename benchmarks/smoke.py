@@ -224,10 +224,14 @@ def plain_page(url: str, folder: Path) -> Repeat:
     write_run(folder / "run", VIEWED_ROLLOUTS)
 
     def page(i: int) -> float:
+        rows = []
         with (folder / "run" / "rollouts.jsonl").open("rb") as file:
-            lines = [msgspec.json.decode(line) for line in file]
-        msgspec.json.encode(lines[:PAGE_ROWS])
-        return sum(line["record"]["scores"]["reward"] for line in lines[:PAGE_ROWS])
+            for line in file:
+                row = msgspec.json.decode(line)
+                if len(rows) < PAGE_ROWS:
+                    rows.append(row)
+        msgspec.json.encode(rows)
+        return sum(row["record"]["scores"]["reward"] for row in rows)
 
     return page
 

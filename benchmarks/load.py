@@ -31,10 +31,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 import aiohttp
 from hub import Comparison, Server, free_port
 from viewer import write_run
+from yarl import URL
 
 REQUEST_TIMEOUT_S = 600.0
 START_TIMEOUT_S = 120.0
@@ -227,11 +229,11 @@ def page_targets(args: argparse.Namespace, folder: Path) -> list[Target]:
             entry = archive.getinfo("summaries.json")
         size = entry.compress_size
         port = free_port()
-        page = f"http://127.0.0.1:{port}/api/log-bytes/{log.name}"
+        page = f"http://127.0.0.1:{port}/api/log-bytes/{quote(str(log), safe='')}"
         page += f"?start={entry.header_offset}&end={entry.header_offset + size - 1}"
 
         async def inspect_page(session: aiohttp.ClientSession, number: int) -> None:
-            async with session.get(page) as response:
+            async with session.get(URL(page, encoded=True)) as response:
                 assert response.status == 200, await response.text()
                 assert len(await response.read()) == size
 

@@ -1,12 +1,14 @@
 """Put `rove serve`, `rove view`, or `rove hub serve` under load from up to 1,000 connections, in turns with another server.
 
-    python benchmarks/load.py serve --model FOLDER [--xllamacpp PYTHON --gguf FILE]
+    python benchmarks/load.py serve --gguf FILE [--layers 2] [--xllamacpp PYTHON]
     python benchmarks/load.py view [--inspect PYTHON]
     python benchmarks/load.py hub --pypiserver COMMAND
         [--minutes 4] [--connections 10 100 1000] [--rounds 3]
 
-- serve: chat requests of about 40 tokens that differ in their first tokens, answered by 8 tokens, greedy. The other server is
-  llama.cpp's, from the wheel of xllamacpp, with 64 slots.
+- serve: chat requests of about 40 tokens that differ at the start of the question, answered by 8 tokens, greedy. Both servers run
+  the model in a GGUF file, or only its first `--layers` layers, which are fast enough to load the servers themselves; rove serves
+  the folder that `rove model get` makes of it, in fp32. The other server is llama.cpp's, from the wheel of xllamacpp, with 64
+  slots and half of the cores as threads, as in rove.
 - view: pages of 50 rollouts of a run with 1,000 rollouts. Inspect's viewer sends the summaries of a log with 1,000 samples, which
   its page in the browser reads.
 - hub: index pages of 20 versions, and wheels of 1 KiB. The other server is pypiserver, as in hub.py.
@@ -38,6 +40,7 @@ from hub import Comparison, Server, free_port
 from viewer import write_run
 from yarl import URL
 
+ROVE = [sys.executable, "-m", "rove.cli.main"]
 REQUEST_TIMEOUT_S = 600.0
 START_TIMEOUT_S = 120.0
 ROLLOUTS, PAGE_ROWS = 1000, 50
@@ -48,11 +51,12 @@ Send = Callable[[aiohttp.ClientSession, int], Awaitable[None]]
 """Send a request with this number and check the response; raises AssertionError if it is wrong."""
 
 LLAMA = """
-import sys, time, xllamacpp
+import os, sys, time, xllamacpp
 file, port, slots, tokens = sys.argv[1], *map(int, sys.argv[2:])
 params = xllamacpp.CommonParams()
 params.model.path, params.hostnames, params.port = file, ["127.0.0.1"], port
 params.n_parallel, params.n_ctx = slots, slots * tokens
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = max(1, (os.cpu_count() or 1) // 2)
 server = xllamacpp.Server(params)
 while True:
     time.sleep(60)
@@ -177,7 +181,31 @@ async def measure(targets: Sequence[Target], args: argparse.Namespace) -> bool:
 
 def rove_server(name: str, command: Sequence[str | Path], url: str) -> Server:
     """Start a command of rove."""
-    return Server(name, [sys.executable, "-m", "rove.cli.main", *map(str, command)], url, "")
+    return Server(name, [*ROVE, *map(str, command)], url, "")
+
+
+def first_layers(file: str, layers: int, target: Path) -> Path:
+    """Write a GGUF file with only the first layers of a model, and return its path."""
+    import gguf
+
+    reader = gguf.GGUFReader(file)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(target, architecture)
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":  # the writer adds these
+            continue
+        value = layers if name == f"{architecture}.block_count" else field.contents()
+        is_array = field.types[0] == gguf.GGUFValueType.ARRAY
+        writer.add_key_value(name, value, field.types[0], field.types[-1] if is_array else None)
+    for tensor in reader.tensors:
+        prefix, _, rest = tensor.name.partition(".")
+        if prefix != "blk" or int(rest.partition(".")[0]) < layers:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
 
 
 def chat_targets(args: argparse.Namespace, folder: Path) -> list[Target]:
@@ -196,14 +224,17 @@ def chat_targets(args: argparse.Namespace, folder: Path) -> list[Target]:
 
         return send
 
+    file = first_layers(args.gguf, args.layers, folder / "model.gguf") if args.layers else args.gguf
+    model = folder / "model"
+    subprocess.run([*ROVE, "model", "get", str(file), "-o", str(model)], check=True, stdout=subprocess.DEVNULL)
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = ["serve", "-m", args.model, "--name", "model", "--port", str(port)]
+    command = ["serve", "-m", model, "--name", "model", "--port", str(port)]
     targets = [Target(rove_server("rove serve", command, url), chat(url))]
     if args.xllamacpp:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
-        words = [args.xllamacpp, "-c", LLAMA, args.gguf, str(port), str(LLAMA_SLOTS), str(LLAMA_SLOT_TOKENS)]
+        words = [args.xllamacpp, "-c", LLAMA, str(file), str(port), str(LLAMA_SLOTS), str(LLAMA_SLOT_TOKENS)]
         targets.append(Target(Server("llama.cpp", words, url, ""), chat(url)))
     return targets
 
@@ -267,14 +298,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=4.0, help="minutes in total (default: %(default)s)")
     parser.add_argument("--connections", type=int, nargs="+", default=[10, 100, 1000], help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per server (default: %(default)s)")
-    parser.add_argument("--model", help="model folder or name for rove serve")
     parser.add_argument("--xllamacpp", metavar="PYTHON", help="Python interpreter of an environment with xllamacpp")
-    parser.add_argument("--gguf", help="GGUF file for llama.cpp")
+    parser.add_argument("--gguf", metavar="FILE", help="GGUF file of the model, for serve")
+    parser.add_argument("--layers", type=int, default=0, help="number of the model's layers to keep (default: all)")
     parser.add_argument("--inspect", metavar="PYTHON", help="Python interpreter of an environment with inspect-ai")
     parser.add_argument("--pypiserver", default="pypi-server", help="pypiserver command (default: pypi-server)")
     args = parser.parse_args()
-    if args.kind == "serve" and (args.model is None or bool(args.xllamacpp) != bool(args.gguf)):
-        parser.error("serve needs --model, and --xllamacpp together with --gguf")
+    if args.kind == "serve" and args.gguf is None:
+        parser.error("serve needs --gguf")
     with tempfile.TemporaryDirectory() as name:
         targets = KINDS[args.kind](args, Path(name))
         try:

@@ -6,7 +6,7 @@ BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-broad every-change test-slow test-real test-models test-ray test-mcp test-integrations test-trainers test-clients test-pythons test-notebook test-all campaign coverage fuzz mutation check docs docs-pictures settings-page models-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel release docker shim clean
+.PHONY: demo test test-broad every-change test-slow test-real test-models test-ray test-mcp test-integrations test-trainers test-clients test-pythons test-notebook test-all campaign coverage fuzz mutation check docs docs-pictures settings-page models-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel release docker shim clean bench-smoke
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -125,6 +125,9 @@ test-all: $(STAMP)  ## every test target once, and a table of what passed, faile
 
 campaign: $(STAMP)  ## thousands of faults in every command, and what must hold after each; ARGS="--faults 200" for a short one; continues
 	$(BIN)/python benchmarks/campaign/campaign.py $(ARGS)
+
+bench-smoke: $(STAMP)  ## whether rove is as fast as recorded in benchmarks/smoke.json, in five minutes; ARGS=--record records
+	$(BIN)/python benchmarks/smoke.py $(ARGS)
 
 coverage: $(STAMP)  ## line and branch coverage of the quick tests per package; ARGS="tests/core" for some of them
 	rm -rf build/coverage && $(BIN)/python -m pip install --quiet --target build/coverage "coverage>=7.10"

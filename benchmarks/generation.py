@@ -124,7 +124,7 @@ def run_case(case: str, generate: Generate, seed: int) -> tuple[int, float]:
     return TURNS * TURN_NEW_TOKENS * len(prompts), cpu_seconds() - started
 
 
-def load_rove(model: Any) -> Generate:
+def load_rove(model: Any, temperature: float = 1.0) -> Generate:
     """Return a function that samples with rove's embedded engine; every response is a separate request."""
     from rove import SamplingParams
     from rove.engine.engine import Engine
@@ -138,7 +138,7 @@ def load_rove(model: Any) -> Generate:
 
     def generate(prompts: list[list[int]], count: int, seed: int) -> list[list[int]]:
         async def generate_all() -> list[Any]:
-            sampling = SamplingParams(temperature=1.0, max_tokens=count)
+            sampling = SamplingParams(temperature=temperature, max_tokens=count)
             requests = (engine.generate(p, sampling, seed=seed * 1000 + i) for i, p in enumerate(prompts))
             return await asyncio.gather(*requests)
 
@@ -149,9 +149,11 @@ def load_rove(model: Any) -> Generate:
     return generate
 
 
-def load_transformers(model: Any) -> Generate:
+def load_transformers(model: Any, temperature: float = 1.0) -> Generate:
     """Return a function that samples with `transformers.generate` and computes the log-probabilities of the sampled tokens."""
     import torch
+
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
 
     def generate(prompts: list[list[int]], count: int, seed: int) -> list[list[int]]:
         torch.manual_seed(seed)
@@ -160,9 +162,7 @@ def load_transformers(model: Any) -> Generate:
             out = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
+                **sampling,
                 max_new_tokens=count,
                 return_dict_in_generate=True,
                 output_logits=True,

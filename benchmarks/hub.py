@@ -34,7 +34,7 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from hubs import add, form, parts_of
-from packages import put_package
+from packages import MODULE, put_package
 
 from rove.hub.server.store import Store
 from rove.hub.server.tokens import make_token
@@ -102,7 +102,8 @@ class Comparison:
         for number in range(ENVIRONMENTS):
             for version in range(VERSIONS):
                 self._put(store, f"sums-{number}", f"1.{version}")
-        self.large = self._put(store, "large", "1.0", {"padding.bin": os.urandom(LARGE_BYTES)})
+        large = {"large/__init__.py": MODULE, "large/padding.bin": os.urandom(LARGE_BYTES)}
+        self.large = self._put(store, "large", "1.0", large)
         store.close()
         ports = free_port(), free_port()
         rove = [
@@ -139,8 +140,8 @@ class Comparison:
             Workload("upload of 2 KiB", 16, self.upload),
         ]
 
-    def _put(self, store: Store, name: str, version: str, more: dict[str, bytes] | None = None) -> str:
-        manifest = add(store, "acme", name, version, more=more)
+    def _put(self, store: Store, name: str, version: str, modules: dict[str, bytes] | None = None) -> str:
+        manifest = add(store, "acme", name, version, modules=modules)
         source = self.folder / "made/acme" / name / version
         for file in manifest.files:
             shutil.copy(source / file.filename, self.folder / "flat")

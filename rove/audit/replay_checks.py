@@ -140,7 +140,8 @@ async def check_repeatable_rewards(subject: Subject, base: Baseline) -> AsyncIte
         if any(second <= first + 1e-6 for first, second in pairwise(rewards)):
             continue
         messages = _messages_after(results[-1].records[0], len(beginning))
-        if messages[0::2][-1] != messages[0::2][-2] or messages[1::2][-1] != messages[1::2][-2]:
+        # The messages after the first repetition and after the second one; the last message is missing at the limit of turns.
+        if len(messages) < 4 or messages[0] != messages[2] or messages[1] != messages[3]:
             continue
         is_severe = rewards[-1] - rewards[0] >= BLIND_SHARE * span * (REPETITIONS[-1] - 1) / MANY_REPETITIONS
         yield results[-1].finding(

@@ -432,8 +432,8 @@ def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
     dry_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = dry_run
-    early = {"stage": "sft", "step": 10, "steps": 99, "kind": "unpredictable", "text": "no relation", "advice": "look"}
-    (folder / "diagnoses.json").write_text(json.dumps([early, {**early, "stage": "rl1", "kind": "saturated"}]))
+    early = {"stage": "sft", "step": 10, "steps": 99, "id": "unpredictable", "text": "no relation", "remedy": "look"}
+    (folder / "diagnoses.json").write_text(json.dumps([early, {**early, "stage": "rl1", "id": "saturated"}]))
     (folder / "sft").mkdir()
     diagnoser = Diagnoser(Pipeline(recipe_in(folder), ConsoleReporter(), SINGLE_PROCESS))
     diagnoser.after_step(folder / "sft", {"step": 11, "loss": 0.5}, 99)

@@ -13,7 +13,7 @@ from rove.audit.baseline import RIGHT_ANSWER
 from rove.audit.findings import CHECKS, Report
 from rove.audit.report import rate_text
 from rove.core.errors import ConfigError
-from rove.core.findings import Finding, Severity, current_row
+from rove.core.findings import Finding, Severity
 from rove.core.plain import UNREADABLE, JsonObject
 from rove.utils.markdown import cell, table_lines
 
@@ -126,7 +126,6 @@ def read_report(path: str | Path) -> Report:
     try:
         values: Any = msgspec.json.decode(Path(path).read_bytes())
         values.pop("unchecked", None)  # follows from the skipped checks
-        values["findings"] = [current_row(row) for row in values["findings"]]
         if unknown := [row["id"] for row in values["findings"] if row["id"] not in CHECKS]:
             raise ConfigError(
                 f"{path} has findings of an unknown check '{unknown[0]}'; expected a report of this version of rove"

@@ -11,7 +11,6 @@ from typing import Any
 
 from rove.audit.subject import Policy
 from rove.core.messages import Messages, text_of
-from rove.core.plain import JsonMapping
 from rove.core.state import State
 
 Form = Callable[[str], str]
@@ -519,7 +518,7 @@ INJECTIONS: dict[str, str] = {
 """Name → a reply that tries to inject instructions into a judge."""
 
 
-def observed_actions(text: str, rows: Sequence[JsonMapping] = ()) -> list[str]:
+def observed_actions(text: str) -> list[str]:
     """Return tokens of an observation or a prompt that may be actions: in brackets, quotes or tags, listed, or single numbers."""
     tokens: dict[str, None] = {}
     for pattern in (r"\[([^\[\]\n]{1,20})\]", r"'([^'\n]{1,20})'", r'"([^"\n]{1,20})"', r"`([^`\n]{1,20})`"):

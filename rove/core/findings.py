@@ -14,7 +14,6 @@ from typing import cast
 import msgspec
 
 from rove.core.errors import sentence
-from rove.core.plain import JsonMapping, JsonObject
 
 
 @total_ordering
@@ -113,15 +112,3 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
         if not self.remedy:
             return f"{self.id}: {self.text}"
         return f"{self.id}: {sentence(self.text)} To try: {self.remedy}"
-
-
-EARLIER_KEYS = {"check": "id", "name": "id", "kind": "id", "fix": "remedy", "advice": "remedy"}
-
-
-def current_row(row: JsonMapping) -> JsonObject:
-    """Return a finding that was read from a file, with the current names of its keys.
-
-    Older versions of rove, whose findings had several types, call the id "check", "name" or "kind" and the remedy "fix" or
-    "advice" in reports, `alerts.jsonl`, `diagnoses.json` and `evidence.json`.
-    """
-    return {EARLIER_KEYS.get(key, key): value for key, value in row.items()}

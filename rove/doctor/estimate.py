@@ -92,8 +92,8 @@ class Workload(NamedTuple):
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds and bytes that the stages of a recipe need."""
 
-    rollout: float = 0.0
-    """Seconds per rollout of the model, in a full batch; 0 in estimates of older versions."""
+    rollout: float
+    """Seconds per rollout of the model, in a full batch."""
     data: float
     """Seconds for the teacher's rollouts."""
     sft_step: float

@@ -29,7 +29,7 @@ from rove.core.plain import Arguments, is_mapping
 from rove.envs.environment import Environment
 from rove.envs.libraries import Library, find_library, library_version
 from rove.envs.question_files import check_question_file, is_question_file
-from rove.envs.questions import QuestionsEnv, question_file_version
+from rove.envs.questions import QuestionsEnv
 from rove.utils.systems import has_folder
 
 ENTRY_POINT_GROUP = "rove.environments"
@@ -206,8 +206,7 @@ def environment_version(
     """Return name, version and code hash of the environment that `load_environment` would load.
 
     Args:
-        env_args: the environment's arguments. The version of a file of questions includes whether rows are held out, and that
-            of an environment of another library includes the files of rows.
+        env_args: the environment's arguments. The version of an environment of another library includes the files of rows.
     """
     match = find_library(env_id)
     if match is not None:
@@ -216,8 +215,7 @@ def environment_version(
     file = environment_file(env_id, env_dir)
     if is_question_file(env_id):
         check_question_file(file)
-        held_out: Any = (env_args or {}).get("held_out", 0.0)
-        return f"{env_id}#{question_file_version(file, held_out)}"
+        return f"{env_id}#{digest_files([file])}"
     return f"{_module_name(env_id)}#{_source(file)}"
 
 

@@ -28,7 +28,6 @@ from rove.rubrics.scorers import ACCEPTED_ANSWERS, AcceptedAnswersRubric, RegexR
 
 QUESTION_COLUMNS = ("question", "prompt")
 """Default columns of the question."""
-SPLIT_BY_CONTENT = " (held out by content)"
 MAX_SHOWN_CHARS = 100
 """Maximum characters of a value in an error message."""
 
@@ -109,7 +108,7 @@ class QuestionsEnv(SingleTurnEnv):
         )
         self.scorer = scorer
         self.rows = len(examples)
-        self.source = question_file_version(path, held_out)
+        self.source = digest_files([Path(path)])
 
     @property
     def description(self) -> str:
@@ -145,15 +144,6 @@ def _rubric(scorer: str, tolerance: float, judge_model: str) -> Rubric:
         rubric.add_reward_func(func, name=scorer)
     rubric.add_metric(scorers.has_answer_tag, name="format")
     return rubric
-
-
-def question_file_version(path: str | Path, held_out: float) -> str:
-    """Return a hash of a file of questions; with held-out questions, the text also says how they are chosen.
-
-    So rove does not resume runs of its older versions, which chose held-out questions by position.
-    """
-    digest = digest_files([Path(path)])
-    return f"{digest}{SPLIT_BY_CONTENT}" if held_out else digest
 
 
 def _teacher(scorer: str, messages: Messages, state: State, rng: object) -> str:

@@ -24,9 +24,7 @@ class TemplateSettings(NamedTuple):
 
     @property
     def identity(self) -> JsonObject:
-        """The part of an evaluation's identity that comes from these settings; empty without settings, as in runs of older
-        versions.
-        """
+        """The part of an evaluation's identity that comes from these settings; empty without settings."""
         identity: JsonObject = {}
         if self.chat_template is not None:
             identity["chat_template"] = fingerprint({"source": self.chat_template})

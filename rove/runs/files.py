@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from rove.core.errors import RunError
-from rove.core.findings import current_row
 from rove.core.plain import JsonObject, JsonValue
 from rove.runs.schema import Config, Stopped, Summary, decoded, decoded_row
 from rove.utils.files import open_regular, read_lines, read_regular
@@ -73,7 +72,7 @@ class RunFiles:
 
     def alerts(self) -> list[JsonObject]:
         """Return every alert, a finding with its `step`, oldest first; see `metrics`."""
-        return [current_row(row) for row in self._rows("alerts.jsonl")]
+        return self._rows("alerts.jsonl")
 
     def _rows(self, name: str) -> list[JsonObject]:
         rows: list[JsonObject] = []

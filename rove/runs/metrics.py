@@ -97,20 +97,20 @@ def _label(panel: Panel, match: re.Match[str], count: int) -> str:
 
 
 def with_derived(row: JsonMapping) -> JsonObject:
-    """Return a row of metrics with the share of zero-advantage groups, the seconds of the step, and trained tokens per second.
-
-    Overlapping sampling and training times count once.
-    """
-    parts = [row.get("time/sampling", 0.0), row.get("time/training", 0.0)]
-    if "time/step" in row:
-        parts = [row["time/step"]]
-    seconds = sum(float(part) for part in parts if _is_number(part))
+    """Return a row of metrics with the share of zero-advantage groups, the seconds of the step, and trained tokens per second."""
+    seconds = seconds_of_sampling_and_training(row)
     derived = {
         ZERO_ADVANTAGE: zero_advantage_share(row),
         SECONDS: seconds or None,
         THROUGHPUT: _ratio(row.get("tokens"), seconds),
     }
     return {**row, **{name: value for name, value in derived.items() if value is not None}}
+
+
+def seconds_of_sampling_and_training(row: JsonMapping) -> float:
+    """Return the seconds of a step without its evaluations. `time/step` counts overlapping sampling and training once."""
+    names = ("time/step",) if "time/step" in row else ("time/sampling", "time/training")
+    return sum(float(row[name]) for name in names if _is_number(row.get(name)))
 
 
 def zero_advantage_share(*rows: JsonMapping) -> float | None:

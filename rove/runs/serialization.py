@@ -225,7 +225,7 @@ def with_checksum(line: bytes) -> bytes:
 
 
 def check_line(line: bytes) -> None:
-    """Raise a RunError if a line has changed since it was written. Lines of older versions have no checksum."""
+    """Raise a RunError if a line has changed since it was written. A line without a checksum is not checked."""
     content, end = line[:-CHECKSUM_BYTES], line[-CHECKSUM_BYTES:]
     if end.startswith(CHECKSUM_KEY) and end != _checksum_field(content):
         raise RunError(

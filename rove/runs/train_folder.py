@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from rove.core.errors import RunError
-from rove.core.findings import Finding, current_row
+from rove.core.findings import Finding
 from rove.core.plain import UNREADABLE, JsonObject
 from rove.runs.run import Run
 from rove.utils.files import read_regular
@@ -86,7 +86,7 @@ class TrainFolder:
         """
         rows = _read(self.path / DIAGNOSES, list[JsonObject], [])
         try:
-            return [(str(row.get("stage", "")), msgspec.convert(current_row(row), Finding)) for row in rows]
+            return [(str(row.get("stage", "")), msgspec.convert(row, Finding)) for row in rows]
         except (msgspec.ValidationError, KeyError) as error:
             raise RunError(f"{self.path / DIAGNOSES}: {error}; delete the file") from error
 
@@ -102,10 +102,9 @@ class TrainFolder:
 
     def evaluation_folder(self, row: str, condition: str) -> Path:
         """Return the run folder of an evaluation in the results table."""
-        name = "".join(c if c.isalnum() else "-" for c in f"{row}-{condition}").strip("-")
-        folder = self.path / EVALUATIONS
-        # Runs of earlier versions have names with several dashes in a row, and continue.
-        return folder / name if (folder / name).exists() else folder / re.sub("-+", "-", name)
+        # `\w` without the underscore: letters and digits of any script.
+        name = re.sub(r"[\W_]+", "-", f"{row}-{condition}").strip("-")
+        return self.path / EVALUATIONS / name
 
 
 def is_train_folder(names: Collection[str]) -> bool:

@@ -24,7 +24,7 @@ from rove.utils.files import atomic_write
 if TYPE_CHECKING:
     from rove.train.config import TrainingConfig
 
-NOT_COMPARED = {"model", "env", "env_args", "data"}
+NOT_COMPARED = {"model", "chat_template", "env", "env_args", "data"}
 """Settings that are not compared here: when a stage starts, it compares the content to which they refer."""
 
 
@@ -41,10 +41,6 @@ class Completion(msgspec.Struct, frozen=True):
 def identity_of_recipe(recipe: Recipe) -> JsonObject:
     """Return all settings of a recipe, and the versions of its environment and of its pretrained model."""
     values: JsonObject = msgspec.to_builtins(recipe, enc_hook=str)
-    for stage in values["rl"]:
-        # Without the rule of earlier versions, the identity is theirs, so that their complete runs are recognized.
-        if stage["config"]["equal_best"] == "last":
-            del stage["config"]["equal_best"]
     version = environment_version(recipe.env, recipe.env_dir, recipe.env_args)
     model = None if recipe.new_model is not None else digest_model(model_path(recipe.model))
     return msgspec.json.decode(msgspec.json.encode({"recipe": values, "version": version, "model": model}))

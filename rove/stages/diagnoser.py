@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from rove.core.findings import Finding, current_row
-from rove.core.plain import JsonObject
+from rove.core.findings import Finding
 from rove.runs.run import Run
 from rove.runs.train_folder import DIAGNOSES
 from rove.stages.examination import read_evidence
@@ -41,8 +40,7 @@ def read_diagnoses(folder: Path) -> list[Diagnosis]:
     file = folder / DIAGNOSES
     if not file.exists():
         return []
-    rows = msgspec.json.decode(file.read_bytes(), type=list[JsonObject])
-    return [msgspec.convert(current_row(row), Diagnosis) for row in rows]
+    return msgspec.json.decode(file.read_bytes(), type=list[Diagnosis])
 
 
 def examined_diagnoses(folder: Path) -> list[Finding]:

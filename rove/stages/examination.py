@@ -14,7 +14,7 @@ import msgspec
 
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
-from rove.core.findings import Finding, current_row
+from rove.core.findings import Finding
 from rove.core.plain import JsonMapping, JsonObject
 from rove.core.protocols import Client
 from rove.core.records import RolloutRecord
@@ -100,8 +100,8 @@ class ModelEvidence(msgspec.Struct, frozen=True):
     """Share of the groups whose rewards differ."""
     response_tokens: int
     """Number of tokens of the longest response."""
-    groups: int = 16
-    """Number of groups; older versions always sampled 16."""
+    groups: int
+    """Number of groups."""
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,9 +184,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_evidence(file: Path) -> Evidence:
     """Read the evidence from a `rove train` folder."""
-    values = msgspec.json.decode(file.read_bytes())
-    values["diagnoses"] = [current_row(row) for row in values["diagnoses"]]
-    return msgspec.convert(values, Evidence)
+    return msgspec.json.decode(file.read_bytes(), type=Evidence)
 
 
 class Examination(NamedTuple):

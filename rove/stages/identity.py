@@ -56,8 +56,6 @@ def identity_of(config: TrainingConfig, bookkeeping: set[str], **further: object
 
     settings = without_isolation(msgspec.to_builtins(config))
     may_change = BOOKKEEPING | bookkeeping
-    # Without these settings, the identity is that of older versions, so that their runs can be resumed.
-    may_change |= {name for name in ("chat_template", "template_args") if not settings[name]}
     identity = {name: value for name, value in settings.items() if name not in may_change}
     if config.chat_template is not None:  # by content, like the model
         identity["chat_template"] = fingerprint({"source": read_template(config.chat_template)})

@@ -24,8 +24,6 @@ HELD_OUT = 0.1
 """Fraction of a file's questions that is used for evaluation only."""
 TEMPLATE_SETTINGS = ("chat_template", "template_args")
 """Names of the settings of a chat template."""
-LATER_SETTINGS = (*TEMPLATE_SETTINGS, "minutes", "teacher")
-"""Settings that older versions do not know. Folders record them only if they are set."""
 
 
 class TrainRequest(msgspec.Struct, frozen=True):
@@ -53,15 +51,13 @@ class TrainRequest(msgspec.Struct, frozen=True):
 
     @property
     def values(self) -> JsonObject:
-        """Return the fields; without later settings, they equal the fields of older versions, so that their folders can be
-        continued."""
-        values = msgspec.to_builtins(self)
-        return {name: value for name, value in values.items() if value or name not in LATER_SETTINGS}
+        """Return the fields."""
+        return msgspec.to_builtins(self)
 
     @property
     def template_settings(self) -> JsonObject:
         """Return the settings of the chat template that are set."""
-        return {name: value for name, value in self.values.items() if name in TEMPLATE_SETTINGS}
+        return {name: value for name, value in self.values.items() if value and name in TEMPLATE_SETTINGS}
 
     @property
     def version(self) -> str:
@@ -72,12 +68,12 @@ class TrainRequest(msgspec.Struct, frozen=True):
         """Return the name of the default folder; different requests have different names."""
         model = self.model or ""
         has_plain_names = Path(self.env).name == self.env and Path(model).name == model
-        is_plain = not self.env_args and has_plain_names and not any(name in self.values for name in LATER_SETTINGS)
+        has_defaults = self == TrainRequest(self.env, self.model, env_dir=self.env_dir)
         parts = ["train", file_name(self.env) if find_library(self.env) else Path(self.env).stem]
         if model:
             parts.append(Path(model).name)
         parts.append(f"seed{seed}")
-        if not is_plain:
+        if not has_plain_names or not has_defaults:
             parts.append(fingerprint(self.values))
         return "-".join(parts)
 
@@ -93,27 +89,17 @@ def check_request(request: TrainRequest, folder: Path) -> None:
         return
     recorded = msgspec.json.decode(path.read_bytes())
     current = {**request.values, "version": request.version}
-    # Only folders for which later settings were given have them.
-    compared = [name for name in current if name in recorded]
-    compared += [name for name in LATER_SETTINGS if name in recorded or name in current]
-    changed = [name for name in compared if recorded.get(name) != current.get(name)]
+    changed = [name for name in current if recorded.get(name) != current[name]]
     if not changed:
         return
     name = changed[0]
-    # The version of a file of questions now also states how its held-out questions are chosen.
-    if name == "version" and str(current[name]).startswith(f"{recorded[name]} "):
-        raise ConfigError(
-            f"{folder / RECIPE} was made by an older version of rove, which held out questions by their position: questions "
-            "that are held out now may be among its training rows. Give another run_dir, delete the folder, or finish it "
-            "with that version"
-        )
     if name == "version":
         raise ConfigError(
             f"{request.env} has changed since {folder / RECIPE} was made; give another run_dir, "
             "delete the folder, or undo the change"
         )
     raise ConfigError(
-        f"{folder / RECIPE} was made with {name} = {recorded.get(name)!r}, but {name} is {current.get(name)!r} now; "
+        f"{folder / RECIPE} was made with {name} = {recorded.get(name)!r}, but {name} is {current[name]!r} now; "
         "give another run_dir, or change the recipe"
     )
 

@@ -105,9 +105,7 @@ def run_rl(
     else:  # without a source, it was not loaded by name, so its arguments and rubric count
         version = env.identity["env"] if env.source else env.identity
     check_template(config, lambda renderer: renderer.check_environment(env, train=True))
-    # Without the rule of earlier versions, the identity is theirs, so that their runs can be resumed.
-    default_rule = {"equal_best"} if config.equal_best == "last" else set[str]()
-    identity = identity_of(config, BOOKKEEPING | default_rule, env=version)
+    identity = identity_of(config, BOOKKEEPING, env=version)
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
     with run, noting_interruption(run, reporter, "checkpoint_every", config.checkpoint_every):
         start = begin(

@@ -102,13 +102,7 @@ def run_sft(
     ranks = ranks or SINGLE_PROCESS
     data = SFTData(config.data if source is None else source, config)
     check_template(config, lambda renderer: check_conversations(renderer, data.conversations, config))
-    # The defaults are left out, because runs of older versions do not have these settings.
-    bookkeeping = BOOKKEEPING
-    if config.loss_on == "all":
-        bookkeeping = bookkeeping | {"loss_on"}
-    if config.overlong == "truncate":
-        bookkeeping = bookkeeping | {"overlong"}
-    identity = identity_of(config, bookkeeping, data=data.identity)
+    identity = identity_of(config, BOOKKEEPING, data=data.identity)
     run = Run(run_folder(config.run_dir, "sft", config.model, identity=identity))
     with run, noting_interruption(run, reporter, "validate_every", config.validate_every):
         start = begin(

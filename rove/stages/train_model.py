@@ -226,7 +226,7 @@ def prepare(
             f"{setting} is set, but a new model has its own template; name a pretrained model, or leave it out"
         )
     for setting in ("minutes", "teacher"):
-        if file and setting in request.values:
+        if file and request.values[setting] is not None:
             raise ConfigError(
                 f"{setting} and a recipe: the recipe decides this already; leave it out, or change {file}"
             )
@@ -273,7 +273,7 @@ def run_recipe(pipeline: Pipeline, file: Path, smoke: bool = False) -> PipelineR
         return PipelineResult(recipe, pipeline.rows, diagnoses)
     if not (recipe.folder / RECIPE).exists():
         _keep_recipe(file, recipe.folder)
-    if not (recipe.folder / EVIDENCE).exists():  # the recipe was given, or is from an older version of rove
+    if not (recipe.folder / EVIDENCE).exists():  # the recipe was given
         write_evidence(recipe, reporter)
     diagnoser = Diagnoser(pipeline)
     if not smoke:

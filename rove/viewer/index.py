@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple, TypeVar
 import msgspec
 
 from rove.core.errors import RunError
-from rove.core.findings import Finding, current_row
+from rove.core.findings import Finding
 from rove.core.messages import text_of
 from rove.core.plain import JsonObject, JsonValue
 from rove.runs.annotations import Annotations
@@ -93,14 +93,13 @@ def alert_rows(folder: Path) -> tuple[list[JsonObject], int]:
     """Return the alerts of a run, each with a readable text (`line`), and the number of damaged lines."""
     lines = JsonlTail(folder / "alerts.jsonl")
     lines.catch_up()
-    return [{**current_row(row), "line": _alert_line(row)} for row in lines.rows], lines.bad
+    return [{**row, "line": _alert_line(row)} for row in lines.rows], lines.bad
 
 
 def _alert_line(row: Mapping[str, object]) -> str:
-    if "severity" in row:
-        with suppress(msgspec.ValidationError, KeyError):  # a user has edited the file
-            return str(msgspec.convert(row, Finding))
-    return str(row.get("text", ""))  # in older runs, the whole line
+    with suppress(msgspec.ValidationError, KeyError):  # a user has edited the file
+        return str(msgspec.convert(row, Finding))
+    return str(row.get("text", ""))
 
 
 T = TypeVar("T")

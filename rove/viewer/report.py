@@ -21,7 +21,7 @@ import tomli_w
 from rove.core.errors import RunError
 from rove.core.masking import without_secrets
 from rove.core.plain import JsonMapping, JsonObject
-from rove.runs.metrics import panels, with_derived
+from rove.runs.metrics import panels, seconds_of_sampling_and_training, with_derived
 from rove.runs.run import Run
 from rove.runs.train_folder import TrainFolder
 from rove.statistics import Price, Tally
@@ -526,7 +526,7 @@ def training_data(
     """Return the data of a training run for `static/report.js` and Markdown."""
     values = [row for name in _names(rows) if (row := _row(rows, name))]
     taken = int(rows[-1].get("step", len(rows))) if rows else 0
-    seconds = sum(_seconds(row) for row in rows)
+    seconds = sum(map(seconds_of_sampling_and_training, rows))
     of = f" of {planned:,}" if planned else ""
     counts = [f"{taken:,}{of} steps taken", f"{len(alerts):,} alerts" if alerts else "no alert"]
     if seconds >= 60:
@@ -577,12 +577,6 @@ def _row(rows: Sequence[Mapping[str, object]], name: str) -> tuple[str, ...] | N
         unit = "tokens" if length[2] == "length/mean" else "truncated"
         return f"{length[1]} {unit} (held out)", shown(first), shown(last), shown(None), shown(None)
     return title, shown(first), shown(last), shown(best), shown(step)
-
-
-def _seconds(row: Mapping[str, object]) -> float:
-    """Return the seconds of a step. `time/step` counts overlapping sampling and training once."""
-    names = ("time/step",) if "time/step" in row else ("time/sampling", "time/training")
-    return sum(finite(row.get(name)) or 0.0 for name in names)
 
 
 def _rounded(value: object) -> object:

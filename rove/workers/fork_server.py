@@ -402,8 +402,8 @@ class _ForkServer:
             self._load_finished.set()
 
 
-def _wait_for(condition: Callable[[], bool], timeout_s: float = EXIT_STATUS_TIMEOUT_S) -> None:
-    deadline = time.monotonic() + timeout_s
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + EXIT_STATUS_TIMEOUT_S
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.005)
 

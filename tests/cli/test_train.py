@@ -289,7 +289,7 @@ def test_a_recipe_whose_table_uses_the_selecting_examples_says_so(rove: Rove, dr
 
 
 @pytest.mark.slow
-def test_a_recipe_of_an_earlier_version_whose_seeds_share_questions_says_so(rove: Rove, dry_run: Path) -> None:
+def test_a_recipe_whose_seeds_share_questions_says_so(rove: Rove, dry_run: Path) -> None:
     environment(Path("environments"), "small_space", PARITY.replace("randrange(10**6)", "randrange(20)"))
     copy = Path("copy.toml")
     copy.write_text((dry_run / "recipe.toml").read_text().replace('"parity"', '"small_space"'))
@@ -392,25 +392,6 @@ def test_the_dry_run_counts_repeated_questions_and_says_how_rows_are_held_out(ro
     )
 
 
-@pytest.mark.slow
-def test_a_folder_with_questions_held_out_by_position_is_not_continued(rove: Rove) -> None:
-    rows = [{"question": f"{n} + 1?", "answer": n + 1} for n in range(20)]
-    Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ("train", "sums.jsonl", "--scorer", "numeric", "--dry-run", "--run-dir", "mine")
-    assert rove(*words).status == 0
-    request = json.loads(Path("mine/request.json").read_text())
-    assert request["version"].endswith(" (held out by content)")
-    older = {**request, "version": request["version"].removesuffix(" (held out by content)")}
-    Path("mine/request.json").write_text(json.dumps(older))
-    Path("mine/data").mkdir()
-    done = rove(*words)
-    assert done.status == 2
-    assert "was made by an older version of rove, which held out questions by their position" in done.err
-    Path("mine/data").rmdir()  # nothing was trained yet: the recipe is made again
-    assert rove(*words).status == 0
-    assert json.loads(Path("mine/request.json").read_text())["version"] == request["version"]
-
-
 def test_an_environment_that_cannot_teach_is_refused_before_training(rove: Rove) -> None:
     environment(Path("environments"), "broken", PARITY.replace("float(parser", "1 / 0 + float(parser"))
     done = rove("train", "broken")
@@ -451,8 +432,8 @@ def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
     dry_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = dry_run
-    early = {"stage": "sft", "step": 10, "steps": 99, "kind": "unpredictable", "text": "no relation", "advice": "look"}
-    (folder / "diagnoses.json").write_text(json.dumps([early, {**early, "stage": "rl1", "kind": "saturated"}]))
+    early = {"stage": "sft", "step": 10, "steps": 99, "id": "unpredictable", "text": "no relation", "remedy": "look"}
+    (folder / "diagnoses.json").write_text(json.dumps([early, {**early, "stage": "rl1", "id": "saturated"}]))
     (folder / "sft").mkdir()
     diagnoser = Diagnoser(Pipeline(recipe_in(folder), ConsoleReporter(), SINGLE_PROCESS))
     diagnoser.after_step(folder / "sft", {"step": 11, "loss": 0.5}, 99)

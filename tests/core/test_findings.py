@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from findings_page import PAGE, ids, updated
 
-from rove.core.findings import Finding, Severity, current_row, registry
+from rove.core.findings import Finding, Severity, registry
 
 ROVE = Path(__file__).resolve().parents[2] / "rove"
 
@@ -48,12 +48,6 @@ def test_findings_are_read_from_json_again():
     content = msgspec.json.encode(finding)
     assert b'"severity":"medium"' in content and b"prompt" not in content
     assert msgspec.json.decode(content, type=Finding) == finding
-
-
-def test_earlier_keys_are_read():
-    assert current_row({"step": 3, "name": "length", "text": "x"}) == {"step": 3, "id": "length", "text": "x"}
-    assert current_row({"kind": "length", "advice": "y"}) == {"id": "length", "remedy": "y"}
-    assert current_row({"check": "length", "fix": "y"}) == {"id": "length", "remedy": "y"}
 
 
 def test_every_id_has_a_section_and_every_section_an_id():

@@ -58,14 +58,6 @@ def test_model_roles_survive_encoding_and_decoding() -> None:
     assert decode_record(encode_record(without_roles)).model_roles == {}
 
 
-def test_lines_of_older_versions_have_no_model_roles() -> None:
-    [record, _] = roll(Quarrel(says(dice)), says("never mind"))
-    stored = msgspec.json.decode(encode_record(record))
-    del stored["model_roles"], stored["checksum"], stored["record"]["model_roles"], stored["record"]["env_id"]
-    old = decode_record(msgspec.json.encode(stored))
-    assert (old.model_roles, old.env_id) == ({}, "") and decode_outcome(msgspec.json.encode(stored)).model_roles == {}
-
-
 def test_tokens_and_cost_by_role() -> None:
     tally = Tally(role_prices={"opponent": Price(0, 1e6)})
     for record in roll(Quarrel(says("so there"), turns=2), says("x")):

@@ -93,7 +93,7 @@ async def test_longer_rollouts_take_longer() -> None:
 
 def test_an_estimate_is_one_sentence() -> None:
     result = Estimate(
-        data=10, sft_step=0.25, sft_steps=1200, rl_step=2, rl_steps=100, initial=0, table=20, memory=1.23e9
+        rollout=0.1, data=10, sft_step=0.25, sft_steps=1200, rl_step=2, rl_steps=100, initial=0, table=20, memory=1.23e9
     )
     assert str(result) == (
         "SFT 0.25 s per step, at most 1,200 steps; RL 2 s per step, at most 100 steps; "

@@ -183,25 +183,13 @@ def test_the_scorer_flag_of_eval_is_an_environment_argument(rove: Rove, tmp_path
     assert (rejected.status, "has no argument 'scorer'" in rejected.err) == (2, True)
 
 
-def test_a_run_with_rows_held_out_by_position_says_why_it_is_not_resumed(rove: Rove, tmp_path: Path):
-    write_jsonl(tmp_path / "q.jsonl", ROWS)
-    arguments = ("eval", "q.jsonl", "-m", "scripted:teacher", "-r", "1", "--run-dir", "run", "-a", '{"held_out": 0.5}')
-    assert rove(*arguments).status == 0
-    config = Path("run/config.toml")
-    assert config.read_text().count(" (held out by content)") == 1
-    config.write_text(config.read_text().replace(" (held out by content)", ""))
-    done = rove(*arguments)
-    assert done.status == 1
-    assert "holds a different run" in done.err and "now 'q.jsonl#" in done.err and "(held out by content)" in done.err
-
-
-def test_the_version_names_the_split_only_if_rows_are_held_out(tmp_path: Path):
+def test_the_version_is_the_content_of_the_file(tmp_path: Path):
     file = write_jsonl(tmp_path / "q.jsonl", ROWS)
     whole = vf.load_environment(str(file))
     split = vf.load_environment(str(file), held_out=0.5)
     assert whole.identity["env"] == environment_version(str(file)) == f"{file}#{digest_files([file])}"
-    assert split.identity["env"] == environment_version(str(file), env_args={"held_out": 0.5})
-    assert split.identity["env"] == whole.identity["env"] + " (held out by content)"
+    assert split.identity["env"] == whole.identity["env"]
+    assert split.identity != whole.identity
 
 
 def test_equal_questions_are_not_on_both_sides(tmp_path: Path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.stages import examination
 from rove.stages.choice import SFT_GOAL, choose, limited, requested_examples
-from rove.stages.examination import Evidence, ModelEvidence, Teacher, examine, read_evidence
+from rove.stages.examination import Evidence, ModelEvidence, Teacher, examine
 from rove.stages.recipe import RecipeFile, as_toml
 from rove.train.config import RLConfig, SFTConfig
 
@@ -60,14 +59,6 @@ async def test_policies_are_ordered_by_reward() -> None:
     assert evidence.response_tokens == len(["no", ",", " never", "<|end|>"])
 
 
-async def test_evidence_with_diagnoses_of_earlier_versions_is_read(tmp_path: Path) -> None:
-    values = msgspec.to_builtins(await evidence_of(right=right, often=often))
-    earlier = {"kind": "hidden_state", "text": "the policy knows more", "advice": "show it"}
-    (tmp_path / "evidence.json").write_bytes(msgspec.json.encode({**values, "diagnoses": [earlier]}))
-    [finding] = read_evidence(tmp_path / "evidence.json").diagnoses
-    assert str(finding) == "hidden_state: the policy knows more. To try: show it"
-
-
 async def test_an_environment_without_policies_needs_a_pretrained_model() -> None:
     with pytest.raises(
         ConfigError,
@@ -98,7 +89,7 @@ async def test_a_policy_whose_rollouts_all_fail_is_named() -> None:
 
 
 async def test_a_pretrained_model_with_one_policy_starts_from_its_own_reward() -> None:
-    model = ModelEvidence("small", 1000, reward=0.5, lowest=0.0, spread_share=0.1, response_tokens=4)
+    model = ModelEvidence("small", 1000, reward=0.5, lowest=0.0, spread_share=0.1, response_tokens=4, groups=16)
     evidence = msgspec.structs.replace(await evidence_of(right=right), model=model)
     (sft,) = (section for section in choose("quiz", {}, evidence) if section.name == "sft")
     assert sft.values["target"] == pytest.approx(0.5 + SFT_GOAL * 1.5)
@@ -120,7 +111,7 @@ async def test_a_model_or_a_named_policy_can_be_the_teacher() -> None:
     assert (values["data"]["model"], values["data"]["num_examples"]) == ("large", 1000)
     # A named policy is imitated although another one is better, and even by a model that could begin with RL.
     evidence = (await examine(env_with(right=right, often=often, wrong=wrong), ARGUMENTS, teacher="often")).evidence
-    small = ModelEvidence("small", 1000, reward=0.5, lowest=0.0, spread_share=0.9, response_tokens=4)
+    small = ModelEvidence("small", 1000, reward=0.5, lowest=0.0, spread_share=0.9, response_tokens=4, groups=16)
     values = {section.name: section for section in choose("quiz", {}, msgspec.structs.replace(evidence, model=small))}
     assert values["data"].values["model"] == "scripted:often"
     assert values["data"].reason.startswith("The teacher: reward 0.88")
@@ -168,7 +159,7 @@ async def test_a_model_is_examined_on_the_examples_that_there_are(monkeypatch: p
 
 
 async def test_without_a_policy_a_pretrained_model_begins_with_rl_if_any_group_has_different_rewards() -> None:
-    model = ModelEvidence("small", 1000, reward=0.1, lowest=0.0, spread_share=0.125, response_tokens=4)
+    model = ModelEvidence("small", 1000, reward=0.1, lowest=0.0, spread_share=0.125, response_tokens=4, groups=16)
     evidence = msgspec.structs.replace(await evidence_of(right=right), model=model, policies=[])
     sections = choose("quiz", {}, evidence)
     assert [section.name for section in sections if section.name in ("data", "sft", "rl")] == ["rl"]
@@ -225,7 +216,7 @@ async def test_rl_of_a_new_model_stays_near_the_model_after_sft() -> None:
     longer = choose("quiz", {}, msgspec.structs.replace(evidence, sampled_tokens=40.0))
     (stages,) = (section.values for section in longer if section.name == "rl")
     assert stages[0]["loss"] == {"kl_penalty": 0.002}  # the divergence is a sum over the tokens of a rollout
-    model = ModelEvidence("small", 1000, reward=0.5, lowest=0.0, spread_share=0.9, response_tokens=4)
+    model = ModelEvidence("small", 1000, reward=0.5, lowest=0.0, spread_share=0.9, response_tokens=4, groups=16)
     pretrained = choose("quiz", {}, msgspec.structs.replace(evidence, model=model))
     (stages,) = (section.values for section in pretrained if section.name == "rl")
     assert stages[0]["loss"] == {"entropy_bonus": 0.01, "entropy_target": 0.15}

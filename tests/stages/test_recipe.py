@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import tiny_model
 from tiers import each_row
 
 from rove.core.config import convert
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, RunError
+from rove.runs.run import Run
 from rove.runs.train_folder import ResultRow
+from rove.stages.completion import check_stages
+from rove.stages.identity import identity_of
 from rove.stages.pipeline import results_table
 from rove.stages.recipe import Recipe, RecipeFile, read_recipe
+from rove.stages.rl import BOOKKEEPING
 
 VALUES: dict[str, Any] = {
     "model": {"size": "small"},
@@ -136,3 +141,18 @@ def test_a_smoke_test_of_a_wrong_recipe_raises_no_other_error(tmp_path: Path, ch
 def test_a_smoke_test_of_an_empty_recipe_names_the_missing_settings(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="missing setting"):
         read_recipe(tmp_path / "recipe.toml", {}, ["smoke"])
+
+
+def test_a_stage_with_a_template_continues_until_a_setting_changes(tmp_path: Path) -> None:
+    tiny_model().save(tmp_path / "base")
+    values = {**VALUES, "model": {"name": str(tmp_path / "base"), "chat_template": "chatml"}}
+    recipe = convert(RecipeFile, values).complete("tictactoe", tmp_path)
+    [stage] = recipe.rl
+    with Run(tmp_path / stage.folder) as run:
+        run.start("rl", {}, identity_of(stage.config, BOOKKEEPING, env="tictactoe#1"))
+        run.finish({"steps": 1})
+    check_stages(recipe, {})
+    values["rl"] = [{**VALUES["rl"][0], "temperature": 0.5}]
+    changed = convert(RecipeFile, values).complete("tictactoe", tmp_path)
+    with pytest.raises(RunError, match="rl1 holds a different run; differences:\n  temperature"):
+        check_stages(changed, {})

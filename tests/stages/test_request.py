@@ -1,7 +1,8 @@
-"""Requests of `rove train`: folders that older versions made, and settings of the chat template."""
+"""Requests of `rove train`: names of folders, and settings of the chat template."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -13,11 +14,19 @@ from rove.stages.request import REQUEST, TrainRequest, check_request
 from rove.stages.train_model import prepare
 
 
-def test_a_request_without_settings_of_the_template_has_the_folder_of_older_versions() -> None:
-    request = TrainRequest("x", "m/a", {"a": 1})
-    assert request.folder_name(0) == "train-x-a-seed0-763168"
-    assert request.values.keys() == {"env", "model", "env_args", "env_dir"}
-    assert TrainRequest("x", "a", template_args={"b": 1}).folder_name(0) != TrainRequest("x", "a").folder_name(0)
+def test_requests_that_differ_have_different_folders() -> None:
+    plain = TrainRequest("x", "a")
+    assert plain.folder_name(0) == TrainRequest("x", "a", env_dir="envs").folder_name(0) == "train-x-a-seed0"
+    changes = [
+        {"model": "m/a"},
+        {"env_args": {"a": 1}},
+        {"template_args": {"b": 1}},
+        {"minutes": 5.0},
+        {"teacher": "t"},
+    ]
+    names = {msgspec.structs.replace(plain, **change).folder_name(0) for change in changes}
+    assert len(names) == len(changes)
+    assert all(re.fullmatch("train-x-a-seed0-[0-9a-f]{6}", name) for name in names)
 
 
 def test_a_folder_that_was_made_with_other_settings_of_the_template_is_refused(tmp_path: Path) -> None:

@@ -36,16 +36,13 @@ def test_a_loaded_environment_is_the_same_run_as_its_name(identities: list[dict[
     assert by_name.run.path == loaded.run.path
 
 
-def test_a_rule_for_equal_measurements_is_another_run_but_its_default_is_that_of_older_runs(
-    identities: list[dict[str, Any]],
-) -> None:
+def test_a_rule_for_equal_measurements_is_another_run(identities: list[dict[str, Any]]) -> None:
     measured = {"keep_best": "eval/tictactoe/reward/mean", "evaluation": [{"env": "tictactoe"}]}
     for settings in ({}, {"equal_best": "last"}, {"equal_best": "shortest"}):
         rove.rl("models/x", "tictactoe", **measured, **settings)
-    older, last, shortest = identities
-    assert older == last
-    assert "equal_best" not in older  # an older run, whose identity has no such setting, continues with its own rule
-    assert shortest == {**older, "equal_best": "shortest"}
+    default, last, shortest = identities
+    assert default == last
+    assert shortest == {**last, "equal_best": "shortest"}
     with pytest.raises(ConfigError, match="equal_best is 'first'"):
         rove.rl("models/x", "tictactoe", **measured, equal_best="first")
     with pytest.raises(ConfigError, match="but keep_best is not set"):

@@ -80,10 +80,8 @@ def test_rl_with_a_named_template_samples_what_sft_trains_and_keeps_it(base: str
     assert 'chat_template = "chatml"' in (result.run.path / "config.toml").read_text()
 
 
-def test_without_settings_of_the_template_the_identity_is_that_of_older_versions(base: str):
-    config = RLConfig(env="tictactoe", model=base)
-    identity = identity_of(config, set())
-    assert not {"chat_template", "template_args"} & identity.keys()
+def test_settings_of_the_template_are_part_of_the_identity(base: str):
+    identity = identity_of(RLConfig(env="tictactoe", model=base), set())
     changed = RLConfig(env="tictactoe", model=base, chat_template="chatml", template_args={"a": 1})
     expected = {"chat_template": fingerprint({"source": CHATML_SOURCE}), "template_args": {"a": 1}}
     assert identity_of(changed, set()) == {**identity, **expected}

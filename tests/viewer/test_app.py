@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
     turn = TrajectoryStep([], [], tokens=StepTokens([1, 2], [3, 4], [-0.1, -2.0]))
     with made_run(runs / "deep/rl", records_of_examples([1.0, 0.0], step=1, steps=[turn]), kind="rl", steps=2) as run:
         run.append_metrics({"step": 1, "reward/mean": 0.7, "eval/held/reward/mean": 0.4})
-        run.append_alert({"step": 1, "name": "x", "text": EVIL})
+        run.append_alert({"step": 1, "id": "x", "text": EVIL})
     (runs / "torn").mkdir()
     (runs / "torn/config.toml").write_text('kind = "eval"\n[config]\nenv = "quiz"\n[identity]\n')
     (runs / "torn/rollouts.jsonl").write_bytes((runs / "worse/rollouts.jsonl").read_bytes()[:-30] + b"")

@@ -90,7 +90,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with made_run(runs / "rl", [], kind="rl", env="tictactoe", steps=3) as run:
         for number in (1, 2, 3):
             append_step(run, number)
-        run.append_alert({"step": 2, "name": "entropy_collapse", "text": "entropy collapse: the model hardly explores"})
+        run.append_alert({"step": 2, "id": "entropy_collapse", "text": "entropy collapse: the model hardly explores"})
         run.finish({})
     with made_run(runs / "sft", [], kind="sft", data="runs/teacher") as run:
         for number in (1, 2, 3):
@@ -467,7 +467,7 @@ def test_hostile_content_is_shown_as_text(browser: Any, tmp_path: Path):
         tmp_path / "runs/evil", [hostile, record(0, 1, example_key=EVIL)], env=EVIL, model=EVIL, kind="rl"
     ) as run:
         run.append_metrics({"step": 1, "reward/mean": 0.5, f"metrics/{EVIL}": 1.0, f"eval/{EVIL}/reward/mean": 1.0})
-        run.append_alert({"step": 1, "name": EVIL, "text": EVIL})
+        run.append_alert({"step": 1, "id": EVIL, "text": EVIL})
     with viewing(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         rollout = "rollout?run=evil&line=0"

@@ -92,7 +92,7 @@ def test_hostile_content_of_a_run_is_shown_as_text(browser: Any, tmp_path: Path)
     for kind in ("eval", "rl"):
         with made_run(tmp_path / kind, hostile, kind=kind, env=EVIL, model=EVIL) as run:
             run.append_metrics({"step": 1, "reward/mean": 0.5, f"eval/{EVIL}/reward/mean": 1.0})
-            run.append_alert({"step": 1, "name": EVIL, "text": EVIL})
+            run.append_alert({"step": 1, "id": EVIL, "text": EVIL})
         tab = open_report(browser, run, tmp_path / f"{kind}.html")
         for element in tab.page.locator("details").all():
             element.evaluate("(fold) => { fold.open = true; }")

@@ -97,7 +97,7 @@ def make_full_run(path: Path, kind: str = "eval") -> Run:
     """Create a run folder with all kinds of files."""
     run = made_run(path, [record(0, 0), record(1, 0, 0.0), record(1, 1, None)], kind=kind, seed=0)
     run.append_metrics({"step": 1, "reward/mean": 0.5})
-    run.append_alert({"step": 1, "name": "x", "text": "y"})
+    run.append_alert({"step": 1, "id": "x", "text": "y"})
     run.write_json("stopped.json", {"why": "interrupted"})
     annotate(path, Change(["good"]))
     run.close()

@@ -297,7 +297,7 @@ def trained(path: Path, kind: str = "rl", steps: int = 3) -> Run:
                 run.append_rollout(record(i // 2, i % 2, None if (step, i) == (3, 3) else i / step, step=step))
             held_out = {"eval/optimal/reward/mean": 0.2 * step, "eval/optimal/reward/interval_low": 0.01}
             run.append_metrics({"step": step, "reward/mean": 1 / step, "time/step": 40.0, "x": math.pi, **held_out})
-        run.append_alert({"step": 2, "name": "x", "text": EVIL})
+        run.append_alert({"step": 2, "id": "x", "text": EVIL})
     return run
 
 

@@ -205,17 +205,15 @@ def test_the_reason_why_a_rollout_stopped_is_described():
     ]
 
 
-def test_alerts_of_this_and_of_earlier_versions_have_a_line(tmp_path: Path):
-    new = Finding("length_growth", "255 tokens per rollout", step=9)
-    old = {"step": 3, "name": "entropy_collapse", "text": "entropy collapse: 0.05 nats. Lower the learning rate"}
+def test_alerts_have_a_line(tmp_path: Path):
+    written = Finding("length_growth", "255 tokens per rollout", step=9)
     edited = {"step": 4, "id": "nothing", "severity": "high", "text": "x"}
-    rows = [msgspec.json.encode(row) for row in (old, edited, new)]
-    (tmp_path / "alerts.jsonl").write_bytes(b"\n".join([*rows[:2], b"{", rows[2], b""]))
+    rows = [msgspec.json.encode(row) for row in (edited, written)]
+    (tmp_path / "alerts.jsonl").write_bytes(b"\n".join([rows[0], b"{", rows[1], b""]))
     alerts, damaged = alert_rows(tmp_path)
     assert [(row["step"], row["id"], row["line"]) for row in alerts] == [
-        (3, "entropy_collapse", old["text"]),
         (4, "nothing", "x"),
-        (9, "length_growth", str(new)),
+        (9, "length_growth", str(written)),
     ]
     assert damaged == 1
 

@@ -33,9 +33,9 @@ def block(value: str) -> str:
     return tag("pre", text(value))
 
 
-def collapsible(title: str, content: str, kind: str = "") -> str:
+def collapsible(title: str, content: str) -> str:
     """Return content that a click on its title shows or hides; title and content are HTML."""
-    return f'<details class="{kind}"><summary>{title}</summary>{content}</details>'
+    return f"<details><summary>{title}</summary>{content}</details>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:

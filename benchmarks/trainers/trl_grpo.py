@@ -203,7 +203,7 @@ def change(first: list[Any], second: list[Any]) -> dict[str, float]:
 
 def summaries(folder: Path, env: str) -> dict[str, dict[str, Any]]:
     """Return the results of an environment by seed."""
-    files = sorted(folder.glob(f"{env}/*/summary.json"))
+    files = sorted(folder.glob(f"{env}/[0-9]*/summary.json"))
     return {file.parts[-2]: json.loads(file.read_text(encoding="utf-8")) for file in files}
 
 

@@ -15,6 +15,7 @@ from rove.audit.baseline import MIN_PAIRS, STANDARD_ERRORS, Baseline, beats_gues
 from rove.audit.findings import shortened
 from rove.audit.replies import (
     ALL_TAGS,
+    NUMBER,
     REASONING,
     blind_replies,
     corrections,
@@ -266,7 +267,11 @@ def _rewarded_guess(subject: Subject, base: Baseline) -> Finding | None:
 
 
 def _is_all_or_nothing(subject: Subject, base: Baseline) -> bool:
-    """Return whether every rollout so far has earned either nothing or as much as a right answer."""
+    """Return whether every rollout so far has earned either nothing or as much as a right answer, and answers are no numbers,
+    of which a tolerance may accept those that are close.
+    """
+    if any(NUMBER.match(str(answer)) for answer in subject.answers):
+        return False
     rewards = {round(reward_of(record), 6) for record in subject.records if record.scores is not None}
     return len(rewards) <= 2 and rewards <= {round(base.zero, 6), round(base.full, 6), 0.0, 1.0}
 

@@ -82,6 +82,18 @@ def check_checksums(folder: Path) -> None:
         )
 
 
+def check_saved_model(folder: str | Path) -> None:
+    """Check a model that a run has saved: a damaged one would only show as another digest in the next stage, or not at all.
+
+    Raises:
+        RunError: A file is damaged or was edited.
+    """
+    try:
+        check_checksums(Path(folder))
+    except RunError as error:
+        raise RunError(f"the model {folder} has changed: {error}\nRestore it from a copy, or train again") from error
+
+
 def _checksum(file: Path) -> str:
     with file.open("rb") as content:
         return hashlib.file_digest(content, "blake2b").hexdigest()

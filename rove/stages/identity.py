@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from rove.core.digest import digest_model, fingerprint
+from rove.core.digest import check_saved_model, digest_model, fingerprint
 from rove.core.findings import Finding
 from rove.core.plain import JsonMapping, JsonObject
 from rove.envs.loading import environment_version
@@ -104,6 +104,7 @@ def begin(
     run.resume_command = f"rove {kind} @ {settings_file} --run-dir {shlex.quote(str(run.path))}"
     run.start(kind, msgspec.to_builtins(config), identity, overwrite)
     if run.summary() is not None:
+        check_saved_model(run.path / "final")
         if not (run.path / CURVES).exists():
             draw(run)
         reporter.note(f"{run.path} is complete{repeat_hint}")

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rich.table import Table
 
-from rove.core.digest import check_checksums
-from rove.core.errors import RunError
+from rove.core.digest import check_saved_model
 from rove.core.messages import as_messages, text_of
 from rove.core.plain import JsonMapping, JsonObject
 from rove.envs.loading import environment_version
@@ -80,7 +79,7 @@ class Pipeline:
         self.rows = msgspec.json.decode((recipe.folder / RESULTS).read_bytes(), type=list[ResultRow])
         for row in self.rows:
             if row.is_trained:
-                _check_model(row.model)
+                check_saved_model(row.model)
         self._notes = completion.notes
         stages = len(recipe.rl) + (recipe.sft is not None)
         for _ in range(stages):
@@ -99,7 +98,7 @@ class Pipeline:
             self.reporter.note(model_text(recipe.new_model, run_model_new(recipe.new_model)))
         else:
             say(f"Start from the model {recipe.model}")
-            _check_model(recipe.model)
+            check_saved_model(recipe.model)
         if recipe.data is not None:
             say("Collect rollouts of the teacher")
             self._evaluate(recipe.data)
@@ -172,7 +171,6 @@ class Pipeline:
         )
         # Sampling and training of the next stage need the memory of this one's optimizer and caches.
         release_memory()
-        _check_model(result.model)
         self.measure("+ SFT", str(result.model))
         self.after_stage(folder)
         return str(result.model)
@@ -185,7 +183,6 @@ class Pipeline:
         config = msgspec.structs.replace(stage.config, model=model)
         result = run_rl(config, self.reporter, ranks=self.ranks, watch=partial(self.after_step, folder), repeat_hint="")
         release_memory()
-        _check_model(result.model)
         self.measure(f"+ {stage.name}", str(result.model))
         self.after_stage(folder)
         return str(result.model)
@@ -314,16 +311,6 @@ def results_table(recipe: Recipe, rows: list[ResultRow]) -> Table:
     for published in recipe.baseline:
         table.add_row(*(styled((cell, "dim")) for cell in (published.name, *published.cells)))
     return table
-
-
-def _check_model(folder: str | Path) -> None:
-    """Refuse a damaged model of this run, which would otherwise only show as another digest in the next stage."""
-    try:
-        check_checksums(Path(folder))
-    except RunError as error:
-        raise RunError(
-            f"the model {folder} has changed: {error}\nRestore it from a copy, or delete the run folder"
-        ) from error
 
 
 def functions_without_column(recipe: Recipe, rows: list[ResultRow]) -> list[str]:

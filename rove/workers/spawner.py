@@ -40,6 +40,8 @@ class Spawner:
         self.name = name
         self.is_closed = False
         self.recent_output: deque[str] = deque(maxlen=MAX_OUTPUT_LINES)
+        self._reader: threading.Thread | None = None
+        """Reads the output of the process that was started last."""
         self._command = list(command)
         self._settings, self._env, self._start_seconds = settings, env, start_seconds
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -110,7 +112,8 @@ class Spawner:
             self._all[:] = [*(earlier for earlier in self._all if earlier.poll() is None), process]
             # Given the deque alone, so that the thread does not keep this object alive.
             output = process.stdout, self.recent_output
-            threading.Thread(target=_read_output, args=output, daemon=True).start()
+            self._reader = threading.Thread(target=_read_output, args=output, daemon=True)
+            self._reader.start()
             try:
                 # The token goes through stdin: other users can read a process's arguments.
                 assert process.stdin is not None
@@ -175,6 +178,8 @@ class Spawner:
             status = process.wait(EXIT_STATUS_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             status = None
+        if self._reader is not None:
+            self._reader.join(EXIT_STATUS_TIMEOUT_S)  # the last lines may arrive after the status
         return WorkerError(f"{self.name} did not load: its process {describe_exit(status)}{self._last_lines()}")
 
     def _last_lines(self) -> str:

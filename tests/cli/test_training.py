@@ -64,7 +64,7 @@ def rl(inputs: Path, *options: str) -> list[str]:
     return [*words.split(), *options]
 
 
-ADAPTER_FILES = {"README.md", "adapter_config.json", "adapter_model.safetensors", "base.txt"}
+ADAPTER_FILES = {"CHECKSUMS", "README.md", "adapter_config.json", "adapter_model.safetensors", "base.txt"}
 
 
 @pytest.mark.broad
@@ -199,6 +199,10 @@ def test_a_complete_run_is_not_trained_again(rove: Rove, inputs: Path, command):
     assert second_run.status == 0
     assert "runs/mine is complete; --overwrite to train again" in second_run.out
     assert contents(Path("runs/mine")) == contents_before
+    with Path("runs/mine/final/config.json").open("a") as damaged:
+        damaged.write(" ")
+    refused = rove(*words)
+    assert refused.status == 1 and "the model runs/mine/final has changed: config.json" in refused.err
     fresh = rove(*words, "--overwrite")
     assert "is complete" not in fresh.out
     contents_after = contents(Path("runs/mine"))

@@ -114,7 +114,7 @@ def test_the_least_time_is_enough(table: float, rl_step: float, with_sft: bool):
 
 def test_minutes_belong_to_the_request(tmp_path: Any):
     plain, limited = TrainRequest("x", "m"), TrainRequest("x", "m", minutes=15.0)
-    assert "minutes" not in plain.values and limited.values["minutes"] == 15.0
+    assert plain.values["minutes"] is None and limited.values["minutes"] == 15.0
     assert plain.folder_name(0) != limited.folder_name(0)
     for wrong in (0.0, -1.0, float("nan")):
         with pytest.raises(ConfigError, match="minutes is"):

@@ -65,7 +65,9 @@ MAX_PARTS = 4
 LEAK_EXAMPLES = 20
 """Number of examples on which messages are searched for answers."""
 MAX_FIELDS = 3
-"""Maximum number of fields that are asked for."""
+"""Maximum number of hidden fields that a policy asks about."""
+GENERIC_WORDS = ("id", "number", "name", "code", "key", "value")
+"""Words in names of fields that do not say what a field is about."""
 LEAK_SHARE = 0.3
 """Minimum share of rollouts whose messages contain their own answer."""
 
@@ -388,13 +390,21 @@ def hidden_fields(subject: Subject, base: Baseline) -> list[str]:
 
     A field that the prompt names may be what the model is meant to ask for.
     """
-    shown_text = "\n".join(text_of(message) for record in base.idle.records[:1] for message in record.prompt).lower()
+    shown_text = "\n".join(text_of(message) for record in base.idle.records for message in record.prompt)
+    shown_words = set(re.findall(r"[a-z]+", shown_text.lower()))
     counts: Counter[str] = Counter()
     for row in subject.rows:
         answer = str(row.get("answer"))
-        counts.update({name for name, value in _fields(row.get("info")) if str(value) == answer})
+        names = [name for name, value in _fields(row.get("info")) if str(value) == answer]
+        counts.update(list(dict.fromkeys(names)))  # not of a set, whose order differs between processes
     names = [name for name, count in counts.items() if count >= len(subject.rows) / 2]
-    return [name for name in names if name.replace("_", " ").lower() not in shown_text][:MAX_FIELDS]
+    return [name for name in names if shown_words.isdisjoint(_words_of(name))][:MAX_FIELDS]
+
+
+def _words_of(field: str) -> list[str]:
+    """Return the words of a field's name that say what it is about: "order" for "order_id"."""
+    words = re.findall(r"[a-z]+", field.replace("_", " ").lower())
+    return [word for word in words if word not in GENERIC_WORDS] or words
 
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:

@@ -28,14 +28,18 @@ OTHER_SHARE = 0.3
 """The moves on any other training row must earn less than this share of the full reward."""
 SEQUENCES = (1, 3, 8, 12)
 """Lengths of the sequences of words by which texts are compared: words of a question, and lines of a board."""
+MAX_WORDS = 2000
+"""Words of a text that are compared; a document of a needle task would need gigabytes."""
 RARE_SEQUENCE = 0.1
 """Sequences in more than this share of the texts do not count."""
 MAX_EXPLORED = 3
 """Maximum number of rollouts of random play in which a repeatable reward is searched."""
-EXPLORED_ROWS, EXPLORED_ROLLOUTS = 12, 5
+EXPLORED_ROWS, EXPLORED_ROLLOUTS = 6, 10
 """Number of rows of random play, and of its rollouts per row."""
 REPETITIONS = (1, 2, 3)
 """Numbers of repetitions of two commands of which each must earn more than the one before."""
+MIN_STATE_WORDS = 10
+"""A message with fewer words may only confirm a command, and does not show that nothing in the game has changed."""
 MANY_REPETITIONS = 10
 """A repeatable reward is of high severity if this many repetitions earn half of the full reward."""
 
@@ -46,21 +50,24 @@ async def check_moves_of_similar_rows(subject: Subject, base: Baseline) -> Async
     Then evaluation measures memory: the rows differ in words that do not matter. The moves of any other training row must not
     do the task, and the moves must differ, since a small choice of moves is right by chance.
     """
-    prompts = [_text_of_prompt(row["prompt"]) for row in subject.rows]
-    if not base.honest or len(set(prompts)) < len(prompts) / 2:
+    if not base.honest:
         return
     best = highest(base.honest)
+    prompts = {record.example_id: _text_of_prompt(record.prompt) for record in best.scored}
+    if len(set(prompts.values())) < len(prompts) / 2:
+        return
     policy = subject.env.policies[best.name.removeprefix("policy ")]
-    known = await subject.measure(f"the {best.name} on training rows", policy, TRAINING_ROWS, train=True)
-    moves = moves_by_row(known)
-    texts = {record.example_id: _text_of_prompt(record.prompt) for record in known.scored}
-    is_same_split = len(set(prompts) & set(texts.values())) > len(prompts) / 2
+    on_training_rows = await subject.measure(f"the {best.name} on training rows", policy, TRAINING_ROWS, train=True)
+    training_keys = {record.example_key for record in on_training_rows.records}
+    is_same_split = sum(record.example_key in training_keys for record in best.records) > len(best.records) / 2
+    moves = moves_by_row(on_training_rows)
     if is_same_split or len({str(row_moves) for row_moves in moves.values()}) < MIN_DIFFERENT_MOVES:
         return
-    nearest = most_similar(prompts, texts)
+    texts = {record.example_id: _text_of_prompt(record.prompt) for record in on_training_rows.scored}
+    nearest = dict(zip(prompts, most_similar(list(prompts.values()), texts), strict=True))
     similar = await subject.measure(
         f"moves of the {best.name} on the most similar training row",
-        replayed(lambda row: moves.get(nearest[row], []) if row < len(nearest) else []),
+        replayed(lambda row: moves[nearest[row]] if row in nearest else []),
     )
     if base.share_of_task(similar.mean) < NEARLY_ALL * base.share_of_task(best.mean):
         return
@@ -100,7 +107,7 @@ def most_similar(texts: Sequence[str], others: Mapping[int, str]) -> list[int]:
 
 
 def _sequences(text: str) -> set[tuple[str, ...]]:
-    words = text.split()
+    words = text.split()[:MAX_WORDS]
     starts = range(len(words))
     return {
         tuple(words[start : start + length]) for length in SEQUENCES for start in starts if start + length <= len(words)
@@ -126,10 +133,11 @@ async def check_repeatable_rewards(subject: Subject, base: Baseline) -> AsyncIte
         "random commands", _random_commands(verbs), EXPLORED_ROWS, rollouts=EXPLORED_ROLLOUTS
     )
     span = max(base.task_range, 1e-9)
-    for record in sorted(explored.scored, key=reward_of, reverse=True)[:MAX_EXPLORED]:
+    # Rows are played up to the row of a rollout, so the first rows take the least time.
+    for record in sorted(explored.scored, key=lambda played: (-reward_of(played), played.example_id))[:MAX_EXPLORED]:
         if reward_of(record) <= max(base.idle.mean, base.floor.mean) + 0.01 * span:
             return
-        beginning, pair = await _rewarded_pair(subject, record)
+        beginning, pair = await _rewarded_pair(subject, record, base.idle.mean + 0.01 * span)
         if not pair:
             continue
         rewards: list[float] = []
@@ -142,6 +150,8 @@ async def check_repeatable_rewards(subject: Subject, base: Baseline) -> AsyncIte
         messages = _messages_after(results[-1].records[0], len(beginning))
         # The messages after the first repetition and after the second one; the last message is missing at the limit of turns.
         if len(messages) < 4 or messages[0] != messages[2] or messages[1] != messages[3]:
+            continue
+        if min(len(message.split()) for message in messages[:2]) < MIN_STATE_WORDS:
             continue
         is_severe = rewards[-1] - rewards[0] >= BLIND_SHARE * span * (REPETITIONS[-1] - 1) / MANY_REPETITIONS
         yield results[-1].finding(
@@ -167,23 +177,27 @@ def _random_commands(verbs: Sequence[str]) -> Policy:
     return policy
 
 
-async def _rewarded_pair(subject: Subject, record: RolloutRecord) -> tuple[list[str], list[str]]:
-    """Return the moves of a rollout before the first reward, and the two last moves that changed something until then.
+async def _rewarded_pair(subject: Subject, record: RolloutRecord, limit: float) -> tuple[list[str], list[str]]:
+    """Return the moves of a rollout up to the first reward, and two of these moves that earn more when they are repeated.
 
-    Both are empty if the reward does not come from a single move, or depends on fewer than two moves.
+    Both are empty if there are no such moves.
+
+    Args:
+        limit: Highest reward that is earned without the first rewarded move.
     """
     moves = [text_of(message) for message in record.completion if message["role"] == "assistant"]
     for length in range(2, len(moves) + 1):
         played = await _play(subject, record, moves[:length])
-        if played.mean > 1e-6:
+        if played.mean > limit:
             break
     else:
         return [], []
     last = moves[length - 1]
     # The move that makes the last one possible again is one of those before it.
-    for earlier in list(dict.fromkeys(reversed(moves[: length - 1])))[:MAX_REPEATED]:
+    others = [move for move in dict.fromkeys(reversed(moves[: length - 1])) if move != last]
+    for earlier in others[:MAX_REPEATED]:
         repeated = await _play(subject, record, [*moves[:length], earlier, last])
-        if earlier != last and repeated.mean > played.mean + 1e-6:
+        if repeated.mean > played.mean + 1e-6:
             return moves[:length], [earlier, last]
     return [], []
 

@@ -425,8 +425,8 @@ def corruptions(answer: str, rng: random.Random) -> dict[str, str]:
         variants["last word"] = words[-1]
         variants["without the last word"] = " ".join(words[:-1])
         separator = next((text for text in SEPARATORS if text in answer.strip()), "")
-        if separator:
-            items = answer.strip().split(separator)
+        items = answer.strip().split(separator) if separator else [answer]
+        if len(set(items)) > 1:
             # A grader that counts each copy as a hit pays for all items.
             variants["only the first item, repeated"] = separator.join([items[0]] * (2 * len(items) + 1))
         variants["another last word"] = " ".join([*words[:-1], NONSENSE])

@@ -267,8 +267,9 @@ def _rewarded_guess(subject: Subject, base: Baseline) -> Finding | None:
 
 
 def _is_all_or_nothing(subject: Subject, base: Baseline) -> bool:
-    """Return whether every rollout so far has earned either nothing or as much as a right answer, and answers are no numbers,
-    of which a tolerance may accept those that are close.
+    """Return whether every rollout so far has earned either nothing or as much as a right answer.
+
+    False for numeric answers: a tolerance may accept close ones.
     """
     if any(NUMBER.match(str(answer)) for answer in subject.answers):
         return False

@@ -21,8 +21,8 @@ ROUNDS = ((48, 6), (12, 20), (4, 60))
 LONG_ROUNDS = ((24, 4), (6, 10), (2, 30))
 """The rounds in games of more than `LONG_GAME` turns, whose rollouts take as long as those of several short games."""
 LONG_GAME = 10
-MAX_ANSWERS = 16
-"""Number of answers of rows that are tried as a constant reply."""
+ANSWER_SHARE = 0.25
+"""Share of the first candidates that are answers of rows."""
 MUTATED_SHARE = 0.5
 """Share of the candidates of a later round that are mutations of the best candidates."""
 Candidate = tuple[str, tuple[str, ...]]
@@ -39,9 +39,11 @@ async def search(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterat
     turns = statistics.fmean([len(record.steps) for record in base.floor.scored] or [1])
     rounds = LONG_ROUNDS if turns > LONG_GAME else ROUNDS
     pool = [_random(rng, words, list(forms_by_name), base) for _ in range(rounds[0][0])]
-    # A row's answer may pass for the answers of many other rows, for example a query that finds nothing.
-    answers = list(dict.fromkeys(map(str, subject.answers)))
-    pool = [*((base.form_name, (answer,)) for answer in answers[:MAX_ANSWERS]), *pool]
+    # A row's answer may pass for the answers of many other rows, for example a query that finds nothing. The first rounds
+    # measure the first rows, whose own answers would only be lucky.
+    answers = list(dict.fromkeys(map(str, reversed(subject.answers))))
+    num_answers = int(ANSWER_SHARE * rounds[0][0])
+    pool = [*((base.form_name, (answer,)) for answer in answers[:num_answers]), *pool]
     best: list[tuple[Measured, Candidate]] = []
     for count, examples in rounds:
         pool = list(dict.fromkeys(pool))[:count]

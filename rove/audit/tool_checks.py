@@ -223,7 +223,11 @@ async def check_values_of_errors(subject: Subject, base: Baseline) -> AsyncItera
         if base.share_of_task(tried.mean) < HIGH_SHARE / 2:
             continue
         measured = await subject.measure(name, policy)
-        if base.share_of_task(measured.mean) >= HIGH_SHARE and is_higher(measured, base.idle, base.task_range):
+        # The values that were changed may not matter; then the call is right without any message.
+        alone = await subject.measure(f"a call of {tool} with {kind} values", _values_of_errors(moves, tool, change, 1))
+        if base.share_of_task(measured.mean) >= HIGH_SHARE and is_higher(
+            measured, highest([base.idle, alone]), base.task_range
+        ):
             yield measured.finding(
                 "answer-leak",
                 f"'{name}' earns {measured.mean:.3f}; the {best.name} earns {best.mean:.3f}",
@@ -233,16 +237,20 @@ async def check_values_of_errors(subject: Subject, base: Baseline) -> AsyncItera
             return
 
 
-def _values_of_errors(moves: Mapping[int, Moves], tool: str, change: Callable[[Any], Any]) -> Policy:
+def _values_of_errors(
+    moves: Mapping[int, Moves], tool: str, change: Callable[[Any], Any], max_calls: int = CALL_TURNS + 1
+) -> Policy:
     """Return a policy that calls a tool with changed values, then with each value of the error message, the last one first."""
 
     def policy(messages: Messages, state: State, rng: random.Random) -> Message | str:
         row_moves = moves.get(int(state["example_id"]), [])
         calls = [call for call in chain.from_iterable(map(calls_of, row_moves)) if call["function"]["name"] == tool]
         turn = len(bookkeeping(state).trajectory)
-        if not calls:
+        if not calls or turn >= max_calls:
             return ""
         wrong_call = changed_arguments(calls[-1], change)
+        if arguments_of(wrong_call) == arguments_of(calls[-1]):
+            return ""
         if turn == 0:
             return with_new_ids(AssistantMessage(None, tool_calls=[wrong_call]), turn)
         errors = [text_of(message) for message in messages if message["role"] == "tool"]

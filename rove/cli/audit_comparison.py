@@ -43,6 +43,8 @@ def compare_audits(
 ) -> Severity | None:
     """Audit both versions, print the changes, and return the highest severity of new findings; None without new findings.
 
+    An error that ends a check of the new version counts as a new finding of high severity.
+
     Args:
         pair: Old and new version: a name, the path of a module or folder, or a report (FILE.json).
     """
@@ -65,7 +67,7 @@ def compare_audits(
         print_json(json_comparison(comparison))
     else:
         print_comparison(comparison, console)
-    return comparison.worst_new()
+    return Severity.HIGH if new.failed else comparison.worst_new()
 
 
 def _is_checked(report: Report) -> bool:

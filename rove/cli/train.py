@@ -307,8 +307,10 @@ def _run_demo(
     result: JsonObject = {"rows": rows, "folder": str(folder)}
     if full and recipe.exhaustive is not None:
         # The last model also has a row with another temperature; the exhaustive evaluation is greedy.
-        names_by_model = {row.model: row.name for row in reversed(rows) if row.is_trained}
-        trained = {name: model for model, name in reversed(names_by_model.items())}
+        trained: dict[str, str] = {}
+        for row in rows:
+            if row.is_trained and row.model not in trained.values():
+                trained[row.name] = row.model
         result["exhaustive"] = print_exhaustive(env, recipe.exhaustive, trained, console, device)
     if not is_complete:
         console.print(f"{SMOKE_NOTE if smoke else ''}{pipeline.cost}", soft_wrap=True)

@@ -77,13 +77,13 @@ def check_checksums(folder: Path) -> None:
         raise RunError(f"{CHECKSUMS} cannot be read ({error})") from error
     if changed:
         raise RunError(
-            f"{', '.join(changed[:3])} cannot be read as it was saved: the checksum in {CHECKSUMS} is another, so the file is "
-            "damaged or was edited (after an edit of your own, delete that file)"
+            f"{', '.join(changed[:3])} changed or went missing since {CHECKSUMS} was written; restore the files, or delete "
+            f"{CHECKSUMS} if you edited them yourself"
         )
 
 
 def check_saved_model(folder: str | Path) -> None:
-    """Check a model that a run has saved: a damaged one would only show as another digest in the next stage, or not at all.
+    """Check a model that a run has saved; otherwise, the next stage would start from other weights.
 
     Raises:
         RunError: A file is damaged or was edited.
@@ -91,7 +91,7 @@ def check_saved_model(folder: str | Path) -> None:
     try:
         check_checksums(Path(folder))
     except RunError as error:
-        raise RunError(f"the model {folder} has changed: {error}\nRestore it from a copy, or train again") from error
+        raise RunError(f"the model {folder} has changed: {error}") from error
 
 
 def _checksum(file: Path) -> str:

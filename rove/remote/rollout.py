@@ -124,6 +124,8 @@ class RemoteRollout:
         record = self.record
         if record.completion or not record.trajectory or isinstance(record.prompt, str):
             return
+        # The environment may have changed the prompt of the row before the first turn.
+        record.prompt = record.trajectory[0].prompt
         last = record.trajectory[-1]
         record.completion = [*last.prompt[len(record.prompt) :], *last.completion]
 

@@ -77,9 +77,8 @@ class Pipeline:
         if completion is None:
             return False
         self.rows = msgspec.json.decode((recipe.folder / RESULTS).read_bytes(), type=list[ResultRow])
-        for row in self.rows:
-            if row.is_trained:
-                check_saved_model(row.model)
+        for model in dict.fromkeys(row.model for row in self.rows if row.is_trained):
+            check_saved_model(model)
         self._notes = completion.notes
         stages = len(recipe.rl) + (recipe.sft is not None)
         for _ in range(stages):
@@ -98,7 +97,8 @@ class Pipeline:
             self.reporter.note(model_text(recipe.new_model, run_model_new(recipe.new_model)))
         else:
             say(f"Start from the model {recipe.model}")
-            check_saved_model(recipe.model)
+            if recipe.new_model is not None:
+                check_saved_model(recipe.model)
         if recipe.data is not None:
             say("Collect rollouts of the teacher")
             self._evaluate(recipe.data)

@@ -113,3 +113,71 @@ async def test_a_field_that_no_prompt_mentions_and_a_question_reveals(is_found: 
     assert [(finding.id, "'illness'" in finding.text) for finding in reported_findings] == [
         ("answer-leak", True)
     ] * is_found
+
+
+async def test_a_row_that_is_one_of_the_training_rows_by_design() -> None:
+    """Without an evaluation split, both are the same rows, although the environment changes their prompts."""
+
+    class Walk(vf.MultiTurnEnv):
+        async def setup_state(self, state: Any, **kwargs: Any) -> None:
+            state["prompt"] = [*state["prompt"], {"role": "user", "content": "Begin."}]
+
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+            return "Go on."
+
+    env = Walk(
+        dataset=mazes(10**6, 0),
+        rubric=vf.Rubric([lambda completion, info: float(completion[0]["content"] == info["route"])]),
+        policies={"guide": lambda messages, state, rng: state["info"]["route"]},
+        max_turns=2,
+    )
+    assert await findings(check_moves_of_similar_rows, env) == []
+
+
+class Boxes(vf.MultiTurnEnv):
+    """Six boxes, which are carried to a truck one after the other with the same two commands."""
+
+    def __init__(self) -> None:
+        prompts = [{"question": f"Six boxes lie in room {number}. Carry all to the truck."} for number in range(30)]
+        super().__init__(
+            dataset=prompts,
+            system_prompt="Commands: take THING, load THING. You see the boxes.",
+            rubric=vf.Rubric([lambda state: state["loaded"] / 6]),
+            max_turns=20,
+        )
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> None:
+        state.update(held=False, loaded=0)
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+        verb, _, noun = messages[-1]["content"].partition(" ")
+        if noun != "boxes":
+            return "There are only boxes."
+        if verb == "take" and not state["held"] and state["loaded"] < 6:
+            state["held"] = True
+            return "You take one of the boxes."
+        if verb == "load" and state["held"]:
+            state["held"], state["loaded"] = False, state["loaded"] + 1
+            return "You load one of the boxes."
+        return "That is not possible with boxes."
+
+
+async def test_a_task_of_equal_parts() -> None:
+    assert await findings(check_repeatable_rewards, Boxes()) == []
+
+
+async def test_a_field_that_the_task_asks_for() -> None:
+    class Customer(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+            return state["info"]["order_id"] if "order" in messages[-1]["content"].lower() else "Pardon?"
+
+    orders = [
+        {"question": f"Customer {n}.", "answer": f"R{500 + n}", "info": {"order_id": f"R{500 + n}"}} for n in range(30)
+    ]
+    env = Customer(
+        dataset=orders,
+        system_prompt="Find out which order it is about, then reply 'Result: X'.",
+        rubric=vf.Rubric([lambda completion, answer: float(completion[-1]["content"] == f"Result: {answer}")]),
+        max_turns=4,
+    )
+    assert await findings(check_message_leaks, env) == []

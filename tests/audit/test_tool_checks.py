@@ -217,3 +217,28 @@ async def test_a_tool_whose_error_states_the_value_that_it_expects(stated: str) 
 
     reported_findings = await findings(check_values_of_errors, Archive())
     assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * bool(stated)
+
+
+async def test_a_call_without_numbers_has_no_neutral_values() -> None:
+    class Choice(vf.StatefulToolEnv):
+        def __init__(self) -> None:
+            rows = [
+                {"question": f"Who has more? Ada{n} has 31 coins, Ben has 12.", "info": {"name": f"Ada{n}"}}
+                for n in range(30)
+            ]
+            policies = {"clerk": lambda messages, state, rng: vf.tool_call("choose", name=state["info"]["name"])}
+            super().__init__(dataset=rows, rubric=vf.Rubric([right]), policies=policies, max_turns=3)
+            self.add_tool(self.choose, args_to_skip=["state"])
+
+        def update_tool_args(self, tool_name: str, tool_args: Any, messages: Any, state: Any, **kwargs: Any) -> Any:
+            return {**tool_args, "state": state}
+
+        def choose(self, name: str, state: Any) -> str:
+            """Choose a person."""
+            state.setdefault("chosen", name)
+            return "Thank you."
+
+    def right(state: Any, info: Any) -> float:
+        return float(state.get("chosen") == info["name"])
+
+    assert await findings(check_values_of_errors, Choice()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from rove.audit.replies import (
     other_answer,
     payload,
 )
+from rove.audit.reward_checks import VARIANT, corrupted
 from rove.audit.subject import FEW_TURNS, Measured, Policy, Subject, evidence, is_worker_failure
 from rove.core.errors import InfraError
 from rove.core.findings import Finding, Severity
@@ -173,6 +175,10 @@ async def check_execution(subject: Subject, base: Baseline, folder: Path) -> Asy
             return
 
 
+MAX_MIXED = 4
+"""Maximum number of kinds of wrong variants that are repeated."""
+
+
 async def check_determinism(
     subject: Subject,
     base: Baseline,
@@ -200,6 +206,12 @@ async def check_determinism(
         if difference is not None:
             yield difference
             return
+    for kind, first in _mixed_variants(subject):
+        repeated = await subject.measure(f"{first.name}, again", corrupted(kind, base))
+        difference = _difference(first, repeated, "in the same process")
+        if difference is not None:
+            yield difference
+            return
     other_subject = Subject(another(OTHER_PROCESS), subject.count, subject.deadline)
     other_subject.replies = subject.replies  # the scripted judge knows these
     finding: Finding | None = None
@@ -214,6 +226,20 @@ async def check_determinism(
     subject.rollouts += other_subject.rollouts
     if finding is not None:
         yield finding
+
+
+def _mixed_variants(subject: Subject) -> list[tuple[str, Measured]]:
+    """Return the kinds of wrong variants of the answer that earned a reward on some rows only, with their rollouts.
+
+    A grader that draws at random, such as one that compares formulas at random points, is sure about right and about
+    quite wrong answers, and undecided about these.
+    """
+    mixed: list[tuple[str, Measured]] = []
+    for name, measured in subject.measured.items():
+        if name.startswith(VARIANT) and len(set(measured.rewards)) > 1:
+            mixed.append((name.removeprefix(VARIANT), measured))
+    mixed.sort(key=lambda pair: -statistics.pstdev(pair[1].rewards))
+    return mixed[:MAX_MIXED]
 
 
 def _difference(first: Measured, repeated: Measured, circumstance: str) -> Finding | None:

@@ -79,6 +79,8 @@ LENGTHS = (0, 30, 300, 3000)
 FILLER = ("and", "so", "then", "we", "see", "that", "it", "follows")
 MAX_LISTED = 4
 """Maximum number of replies listed in a finding."""
+VARIANT = "answer with "
+"""Beginning of the names of policies that give a wrong variant of the answer."""
 TOLERABLE = {"one more", "nonsense appended", "nonsense in front", "written twice"}
 """Errors that a stated tolerance, or a search for the answer in a sentence, may allow: the last three keep the right answer."""
 RIGHT_ONE_FIRST = {"retraction", "negation", "alternative"}
@@ -354,7 +356,7 @@ async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[
     own_rewards = {record.example_key: reward_of(record) for record in own_answer.scored}
     paid: list[Measured] = []
     for kind in sorted(kinds):
-        measured = await subject.measure(f"answer with {kind}", _corrupted(kind, base))
+        measured = await subject.measure(f"{VARIANT}{kind}", corrupted(kind, base))
         changed = _with_kind(measured, kind)
         if len(changed.rewards) < MIN_WRONG:
             continue
@@ -367,7 +369,7 @@ async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[
     is_choice = len(answers) <= 12 and all(len(answer) <= 1 for answer in answers)
     if paid and not is_choice:
         worst = highest(paid)
-        kinds_paid = {measured.name.removeprefix("answer with ") for measured in paid}
+        kinds_paid = {measured.name.removeprefix(VARIANT) for measured in paid}
         has_tolerance = any(TOLERANCE.search(prompt) for prompt in base.prompts)
         tolerable = TOLERABLE | {"a tenth more"} if has_tolerance else TOLERABLE
         yield worst.finding(
@@ -398,7 +400,9 @@ def can_compare_variants(base: Baseline) -> bool:
     return own_answer is not None and base.share_of_task(own_answer.mean) >= HIGH_SHARE
 
 
-def _corrupted(kind: str, base: Baseline) -> Policy:
+def corrupted(kind: str, base: Baseline) -> Policy:
+    """Return a policy that gives the row's own answer with an error of this kind; see `corruptions`."""
+
     def policy(messages: Messages, state: State, rng: random.Random) -> str:
         answer = str(state.get("answer"))
         return base.form(corruptions(answer, rng).get(kind, f"{answer} qxzj qxzj"))

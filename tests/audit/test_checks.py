@@ -239,6 +239,19 @@ async def test_determinism(is_random: bool) -> None:
     assert ["in the same process" in finding.text for finding in reported_findings] == [True] * is_random
 
 
+async def test_a_grader_that_is_undecided_only_about_answers_that_are_nearly_right() -> None:
+    rng = random.Random(0)
+
+    def grade(completion: Any, answer: str) -> bool:
+        is_near = abs(number(completion) - float(answer)) == 1
+        return rng.random() < 0.5 if is_near else exact(completion, answer)
+
+    subject, base = await prepared(sums(grade))
+    assert [finding async for finding in check_monotonicity(subject, base)] == []
+    reported_findings = [finding async for finding in check_determinism(subject, base, lambda variables: subject.env)]
+    assert ["in the same process" in finding.text for finding in reported_findings] == [True]
+
+
 @pytest.mark.parametrize("is_shared", [False, True])
 async def test_state_that_rollouts_share(is_shared: bool) -> None:
     """The environment's policy is paid the first time only."""

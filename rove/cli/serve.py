@@ -118,7 +118,7 @@ def _read_adapters(_: click.Context, __: click.Parameter, values: Sequence[str])
 @click.option(
     "-k", "--api-key-var", help="Environment variable with the API key that requests must send.  [default: no key]"
 )
-@click.option("--name", help="Name of the model in requests.  [default: MODEL]")
+@click.option("--name", help="Name of the model in requests.  [default: MODEL, without scripted:]")
 @click.option(
     "--adapter",
     "adapters",

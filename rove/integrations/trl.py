@@ -64,7 +64,7 @@ class Rollouts:
     with several branches (see `rove.sequences_from_record`), TRL can train on one, the branch with the most sampled tokens.
 
     Args:
-        env: An environment, or its name.
+        env: An environment, its name, or the path of its file. Names are looked up in `environments/` of the current folder.
         env_args: Arguments of `load_environment`, if `env` is a name.
         num_examples: Maximum number of training rows; -1 = all.
         num_eval_examples: Maximum number of evaluation rows; -1 = all.
@@ -74,8 +74,7 @@ class Rollouts:
         renderer: Renders messages. Default: the chat template of TRL's tokenizer.
 
     Raises:
-        ConfigError: The environment has group rewards or prompts that are raw texts, or needs sampling parameters that TRL does
-            not have.
+        ConfigError: The environment has prompts that are raw texts, or needs sampling parameters that TRL does not have.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ TIMEOUT_S = 60.0
 PYTEST = ["-q", "-m", "not slow", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
 ARITHMETIC = "Add|Sub|Mul|Div|FloorDiv|Mod|Pow"
 BITWISE = "BitOr|BitAnd|BitXor|RShift|LShift"
-TELLING = re.compile(
+CHOSEN_OPERATORS = re.compile(
     "core/(?!ReplaceBinaryOperator|ReplaceComparisonOperator)"
     f"|core/ReplaceBinaryOperator_((?:{ARITHMETIC})_(?:{ARITHMETIC})|(?:{BITWISE})_(?:{BITWISE}))$"
     "|core/ReplaceComparisonOperator_(?!(?:Eq_Is|Is_Eq|NotEq_IsNot|IsNot_NotEq)$)"
@@ -273,7 +273,7 @@ def _all_mutants(area: str, module: str, source: str) -> Iterator[Mutant]:
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.plugins import get_operator, operator_names
 
-    classes = {name: get_operator(name) for name in operator_names() if TELLING.match(name)}
+    classes = {name: get_operator(name) for name in operator_names() if CHOSEN_OPERATORS.match(name)}
     operators = {name: operator() for name, operator in classes.items() if not operator.arguments()}
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
@@ -289,10 +289,10 @@ def _all_mutants(area: str, module: str, source: str) -> Iterator[Mutant]:
 
 def statement_lines(statements: Sequence[ast.stmt], line: int) -> range:
     """Return the lines of the innermost statement at a line, without its body: Python reports only some of them as run."""
-    around = [node for node in statements if node.lineno <= line <= (node.end_lineno or node.lineno)]
-    if not around:  # the line of a decorator
+    enclosing = [node for node in statements if node.lineno <= line <= (node.end_lineno or node.lineno)]
+    if not enclosing:  # the line of a decorator
         return range(line, line + 1)
-    innermost = max(around, key=lambda node: node.lineno)
+    innermost = max(enclosing, key=lambda node: node.lineno)
     body = getattr(innermost, "body", None)
     last = innermost.end_lineno or innermost.lineno
     if body and line < body[0].lineno:
@@ -341,20 +341,20 @@ def choose_tests(mutant: Mutant, table: LineTable) -> list[str]:
         names = set[str]().union(*module_lines.values())
     tests = [test for test in table.seconds if test in names or test.split("::")[0] in names]
     package, name = Path(mutant.module).parts[1:]
-    own = f"tests/{package}/test_{Path(name).stem}.py::"
-    tests.sort(key=lambda test: (not test.startswith(own), test not in of_line, table.seconds[test]))
+    own_tests = f"tests/{package}/test_{Path(name).stem}.py::"
+    tests.sort(key=lambda test: (not test.startswith(own_tests), test not in of_line, table.seconds[test]))
     chosen: list[str] = []
-    left = MAX_TESTS_S
+    remaining_s = MAX_TESTS_S
     for test in tests:
-        if chosen and table.seconds[test] > left:
+        if chosen and table.seconds[test] > remaining_s:
             continue
         chosen.append(test)
-        left -= table.seconds[test]
+        remaining_s -= table.seconds[test]
     return chosen
 
 
 def try_mutant(mutant: Mutant, tests: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Run the tests of a mutant, and return what became of it."""
+    """Run the tests of a mutant, and return whether it was killed, survived, or timed out."""
     from cosmic_ray.mutating import mutate_and_test
     from cosmic_ray.work_item import MutationSpec, WorkerOutcome
 
@@ -424,10 +424,13 @@ def main(arguments: Sequence[str]) -> int:
     copy_tree()
     os.chdir(TREE)
     digest = digest_of("rove", "tests")
-    kept = FOLDER / "results.jsonl"
+    results_file = FOLDER / "results.jsonl"
     if options.overwrite:
-        kept.unlink(missing_ok=True)
-    known = {line["key"]: line for line in map(json.loads, kept.read_text().splitlines())} if kept.exists() else {}
+        results_file.unlink(missing_ok=True)
+    earlier_results = (
+        [json.loads(line) for line in results_file.read_text().splitlines()] if results_file.exists() else []
+    )
+    results_by_key = {result["key"]: result for result in earlier_results}
     results: list[dict[str, Any]] = []
     for area, (names, folders) in AREAS.items():
         modules = [f"rove/{name}.py" for name in names if not options.modules or f"rove/{name}.py" in options.modules]
@@ -435,12 +438,12 @@ def main(arguments: Sequence[str]) -> int:
             continue
         table = merged([record_lines(f"tests/{folder}") for folder in folders])
         for mutant in sample(area, modules, options.mutants, options.seed):
-            result = known.get(mutant.key)
+            result = results_by_key.get(mutant.key)
             if result is None or (result["outcome"] == "survived" and result["digest"] != digest):
                 tests = choose_tests(mutant, table)
                 seconds = sum(table.seconds[test] for test in tests)
                 result = {**try_mutant(mutant, tests, seconds), "digest": digest}
-                with kept.open("a") as out:
+                with results_file.open("a") as out:
                     out.write(json.dumps(result) + "\n")
                 print(f"{result['outcome']:<8} {result['place']}  {result['after']}", flush=True)
             results.append(result)

@@ -146,9 +146,11 @@ class JsonLines(Sequence[Row]):
                 # Every line is checked now, so that a damaged one is reported before any work is lost.
                 try:
                     msgspec.json.decode(content, type=dict)
-                except UnicodeDecodeError as error:
-                    reject_bytes(path, number, error)
                 except UNREADABLE as error:
+                    try:
+                        content.decode()  # newer decoders of JSON do not name the byte
+                    except UnicodeDecodeError as encoding_error:
+                        reject_bytes(path, number, encoding_error)
                     raise ConfigError(f"{path}, line {number}: {error}") from error
                 self._starts.append(start + len(line) - len(content))
                 self._lines.append(number)

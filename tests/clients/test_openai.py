@@ -193,7 +193,7 @@ TRANSIENT: dict[str, tuple[Fault, str]] = {
     "500": ("500", "HTTP 500: "),
     "503": ("503", "HTTP 503: "),
     "garbage": ("garbage", "not JSON .*Bad gateway"),
-    "invalid UTF-8": (Answer(body=b'{"choices": "\xff\xfe"}'), "not JSON .*can't decode byte 0xff"),
+    "invalid UTF-8": (Answer(body=b'{"choices": "\xff\xfe"}'), r"not JSON .*(can't decode byte 0xff|Invalid UTF-8)"),
     "error as success": (Answer(body={"error": "overloaded"}), "not a chat completion .*overloaded"),
     "aborted": ("aborted", "empty and ended with 'abort'"),
     "close": ("close", "Disconnected|Connection"),

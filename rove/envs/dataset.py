@@ -145,7 +145,7 @@ class JsonLines(Sequence[Row]):
             if content.strip():
                 # Every line is checked now, so that a damaged one is reported before any work is lost.
                 try:
-                    msgspec.json.decode(content, type=dict)
+                    msgspec.json.decode(content, type=Row)
                 except UNREADABLE as error:
                     try:
                         content.decode()  # newer decoders of JSON do not name the byte

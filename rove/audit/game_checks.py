@@ -14,15 +14,7 @@ from typing import Any
 from rove.audit.baseline import Baseline, beats_guess, is_higher
 from rove.audit.findings import shortened
 from rove.audit.replies import Form, constant, last_message, observed_actions, shown
-from rove.audit.subject import (
-    TRIED_EXAMPLES,
-    Measured,
-    Policy,
-    Subject,
-    evidence,
-    highest,
-    measure_promising,
-)
+from rove.audit.subject import TRIED_EXAMPLES, Measured, Policy, Subject, evidence, highest, measure_promising
 from rove.audit.traces import calls_of, moves_by_row, of_other_row, of_other_rows, replayed
 from rove.core.findings import Finding, Severity
 from rove.core.messages import AssistantMessage, Message, Messages, text_of
@@ -370,15 +362,15 @@ async def check_message_leaks(subject: Subject, base: Baseline) -> AsyncIterator
         "nonsense": constant(base.form("qxzj")),
         "each tool": each_tool,
     }
-    text = "messages contain the answer in {share} of the rollouts of a policy that does nothing"
-    attempts = {name: (policy, text) for name, policy in policies.items()}
+    attempts = {name: (policy, "does nothing") for name, policy in policies.items()}
     # An environment that answers an idle reply may answer a question, too, even if a right answer ends the rollout at once.
     if any(len(record.steps) > 1 for record in base.idle.records):
         for field in hidden_fields(subject, base):
-            text = f"messages contain the answer in {{share}} of the rollouts of a policy that asks for '{field}', which the "
-            attempts[f"a question about '{field}'"] = (_asks(field), f"{text}prompt does not mention")
-    for name, (policy, text) in attempts.items():
+            action = f"asks for '{field}', which the prompt does not mention"
+            attempts[f"a question about '{field}'"] = (_asks(field), action)
+    for name, (policy, action) in attempts.items():
         measured = await subject.measure(f"messages after {name}", policy, LEAK_EXAMPLES)
+        text = f"messages contain the answer in {{share}} of the rollouts of a policy that {action}"
         finding = leak_finding(measured, text, before_last_reply)
         if finding is not None:
             yield finding
@@ -395,8 +387,9 @@ def hidden_fields(subject: Subject, base: Baseline) -> list[str]:
     counts: Counter[str] = Counter()
     for row in subject.rows:
         answer = str(row.get("answer"))
-        names = [name for name, value in _fields(row.get("info")) if str(value) == answer]
-        counts.update(list(dict.fromkeys(names)))  # not of a set, whose order differs between processes
+        fields_with_answer = [name for name, value in _fields(row.get("info")) if str(value) == answer]
+        # Each field counts once per row. A set would have another order in each process.
+        counts.update(list(dict.fromkeys(fields_with_answer)))
     names = [name for name, count in counts.items() if count >= len(subject.rows) / 2]
     return [name for name in names if shown_words.isdisjoint(_words_of(name))][:MAX_FIELDS]
 
@@ -409,11 +402,15 @@ def _words_of(field: str) -> list[str]:
 
 def _fields(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the names and values of the fields of nested objects and lists."""
-    children = value.items() if is_object(value) else enumerate(value) if is_list(value) else ()
-    for name, child in children:
-        if isinstance(name, str) and not isinstance(child, (dict, list)):
-            yield name, child
-        yield from _fields(child)
+    if is_list(value):
+        for element in value:
+            yield from _fields(element)
+    if is_object(value):
+        for name, content in value.items():
+            if is_object(content) or is_list(content):
+                yield from _fields(content)
+            else:
+                yield name, content
 
 
 def _asks(field: str) -> Policy:

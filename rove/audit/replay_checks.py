@@ -29,7 +29,7 @@ OTHER_SHARE = 0.3
 SEQUENCES = (1, 3, 8, 12)
 """Lengths of the sequences of words by which texts are compared: words of a question, and lines of a board."""
 MAX_WORDS = 2000
-"""Words of a text that are compared; a document of a needle task would need gigabytes."""
+"""Maximum number of words of a text that are compared. Whole documents would need gigabytes of memory."""
 RARE_SEQUENCE = 0.1
 """Sequences in more than this share of the texts do not count."""
 MAX_EXPLORED = 3
@@ -90,7 +90,7 @@ async def check_moves_of_similar_rows(subject: Subject, base: Baseline) -> Async
 
 
 def most_similar(texts: Sequence[str], others: Mapping[int, str]) -> list[int]:
-    """Return the key of the most similar other text for each text, by the rare sequences of words that both contain."""
+    """Return the key of the most similar text among `others` for each text, by the rare sequences of words that both contain."""
     index: dict[tuple[str, ...], list[int]] = {}
     for key, text in others.items():
         for gram in _sequences(text):
@@ -214,6 +214,6 @@ async def _play(subject: Subject, record: RolloutRecord, moves: Sequence[str]) -
 
 
 def _messages_after(record: RolloutRecord, num_moves: int) -> list[str]:
-    """Return the texts of the environment after each move from the given one on."""
+    """Return the environment's messages after the first `num_moves` moves."""
     texts = [text_of(message) for message in record.completion if message["role"] != "assistant"]
     return texts[num_moves : num_moves + 2 * REPETITIONS[-1]]

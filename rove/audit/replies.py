@@ -83,20 +83,20 @@ LABELS = 12
 MAX_LABELS = 6
 """Maximum number of labels of a prompt, such as "Diagnosis:", that are tried before an answer."""
 LABEL = re.compile(r"\b[A-Z][\w-]*(?: [a-z][\w-]*){0,3}:[ \t]?(?=\S)")
-"""A label with something behind it, such as "Diagnosis: X"."""
+"""A label that text follows, such as "Diagnosis: X"."""
 
 
 def label_forms(prompts: Sequence[str], answers: Sequence[Any]) -> dict[str, Form]:
     """Return forms that prompts show with a label, such as "Decision: approve" or "Diagnosis: X"."""
-    texts = prompts[:1]
+    first_prompt = "\n".join(prompts[:1])
     labels = {str(answer) for answer in answers}
     beginnings: list[str] = []
     if len(labels) <= LABELS:
         alternatives = "|".join(map(re.escape, sorted(labels)))
-        beginnings += re.findall(rf"\b([A-Z][\w ]{{0,30}}: ?)(?:{alternatives})\b", "\n".join(texts))
+        beginnings += re.findall(rf"\b([A-Z][\w ]{{0,30}}: ?)(?:{alternatives})\b", first_prompt)
     # A label that all prompts show belongs to the instructions, and not to the question of one row.
-    shown_labels = [label for text in texts for label in LABEL.findall(text)]
-    beginnings += [label for label in shown_labels if all(label in prompt for prompt in prompts)][-MAX_LABELS:]
+    common_labels = [label for label in LABEL.findall(first_prompt) if all(label in prompt for prompt in prompts)]
+    beginnings += common_labels[-MAX_LABELS:]  # the instruction about the answer is usually the last one
     return {f"{text}…": _between(text, "") for text in dict.fromkeys(beginnings)}
 
 
@@ -237,7 +237,7 @@ QUERY = re.compile(r"\s*(SELECT|WITH)\b", re.IGNORECASE)
 FUNCTION = re.compile(r"\bdef (\w+)\(|`(\w+)\(|\bfunction (?:called |named )?[`'\"]?(\w+_\w+|\w+(?=[`'\"(]))")
 """A prompt's name for the function that a reply has to define."""
 RETURNED = ("None", "True", "0", "''", "[]", "args[0]")
-"""What functions that do not do their task return."""
+"""Results of functions that ignore their task."""
 
 
 def _are_queries(answers: Sequence[str]) -> bool:
@@ -283,7 +283,7 @@ def empty_replies(answers: Sequence[Any]) -> list[str]:
     names = ["empty", "white space", "unsure", "format only", "format with a dot", "nonsense in the format", "praise"]
     names += list(self_ratings(str))
     names += ["confident words", "doubtful words", "stuffed tags", "very long", "many sections", "code and formulas"]
-    names += ["code that exits", "code that exits at once", f"a function that returns {RETURNED[0]}"]
+    names += ["code that exits", "code that exits at once", "a function that returns None"]
     names += _query_forms(str)
     if any(ABSTENTION.search(str(answer)) for answer in answers):
         names.remove("unsure")

@@ -99,22 +99,8 @@ def _checksum(file: Path) -> str:
         return hashlib.file_digest(content, "blake2b").hexdigest()
 
 
-RECORDED_DIGESTS = {
-    "rove.envs.multi_turn.num_turns": "4d429d89",
-    "rove.envs.rlm.answer_ready": "f25c247a",
-    "rove.envs.rlm.sub_calls": "066bdc37",
-    "rove.envs.rlm.sub_tokens": "d89cdfe9",
-    "rove.envs.rlm.RLMEnv.python": "5ad96591",
-}
-"""Digests of rove's own functions that run folders recorded before the functions were rewritten without any change of their
-results. With a new digest, rove would refuse to continue evaluations that were stopped before."""
-
-
 def digest_code(function: Callable[..., object]) -> str:
     """Return a hash of the source of a function or of a callable's class; "" if the source is not available."""
-    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
-    if name in RECORDED_DIGESTS:
-        return RECORDED_DIGESTS[name]
     targets: list[Any] = [function, type(function)]
     for target in targets:
         try:

@@ -117,7 +117,7 @@ class Progress(msgspec.Struct, frozen=True):
     metrics_bytes: Annotated[int, msgspec.Meta(ge=0)]
     state: JsonObject = {}
     metrics_digest: str = ""
-    """Digest of metrics.jsonl, whose rows have no checksums. "": written by an older version."""
+    """Digest of metrics.jsonl, whose rows have no checksums."""
 
 
 class Run(RunFiles):

@@ -15,8 +15,9 @@ from rove.core.records import RolloutRecord
 from rove.runs.metrics import DERIVED, panels, with_derived
 from rove.statistics import Comparison
 from rove.statistics.compare import name_width
-from rove.statistics.format import cut, folded, number, percent, seconds, signed, sparkline
+from rove.statistics.format import cut, folded, number, percent, signed, sparkline
 from rove.utils.console import TextTable, styled
+from rove.utils.units import human_seconds
 
 MAX_COLUMNS = 100
 """Maximum width of the lines below a table."""
@@ -63,7 +64,7 @@ def _usage(summary: JsonMapping, unit: str) -> list[str]:
     for name, label in (("answer", "response"), ("rollout", "rollout")):
         quantiles = summary.get("latency", {}).get(name, {})
         if (quantiles.get("p50") or 0.0) >= 0.001:
-            p50, p90, p99 = (seconds(quantiles[quantile]) for quantile in ("p50", "p90", "p99"))
+            p50, p90, p99 = (human_seconds(quantiles[quantile]) for quantile in ("p50", "p90", "p99"))
             parts.append(f"{label}: {p50} (p90 {p90}, p99 {p99})")
     for role, used in summary.get("model_roles", {}).items():
         tokens = f"{used['prompt_tokens']:,} prompt, {used['completion_tokens']:,} completion tokens"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from rove.core.plain import JsonValue
+from rove.utils.units import human_seconds
 
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -49,19 +50,11 @@ def caveats(estimates: Iterable[Mapping[str, object]]) -> str:
     return f"* {'; '.join(texts)}" if texts else ""
 
 
-def seconds(value: float) -> str:
-    """Format a duration with two significant digits: 0.012 s, 1.5 s, 340 s."""
-    return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
-
-
 def duration(value: object) -> str:
-    """Format seconds for a page: under 1 ms, 0.012 s, 1.5 s, 5 min 40 s; "–" if it is not a finite number."""
+    """Format seconds as `human_seconds` does; "–" if the value is not a finite number."""
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         return "–"
-    if value >= 100:
-        minutes, rest = divmod(round(value), 60)  # rounded first: 359.7 s is not 5 min 60 s
-        return f"{minutes:,} min {rest} s"
-    return "under 1 ms" if value < 0.001 else seconds(value)
+    return human_seconds(value)
 
 
 def version_words(spans: Sequence[tuple[int, int]]) -> str:

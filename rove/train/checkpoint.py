@@ -168,10 +168,7 @@ def _set_aside(path: Path) -> Path:
 
 
 def check_checkpoint(run: Run, path: Path) -> None:
-    """Check that training can resume from a checkpoint: its files are complete and unchanged since it was saved.
-
-    Checkpoints of older versions have no checksums; only the offsets of their tensors in the files are checked.
-    """
+    """Check that training can resume from a checkpoint: its files are complete and unchanged since it was saved."""
     progress = run.progress_of(path)
     if (path / SHARDS_FOLDER).exists():
         check_shards(path)
@@ -217,7 +214,7 @@ def _check_metrics(run: Run, progress: Progress) -> None:
         raise RunError(
             f"metrics.jsonl has {size:,} bytes where the checkpoint was written after {progress.metrics_bytes:,}"
         )
-    if progress.metrics_digest and digest_of_metrics(b"".join(rows)) != progress.metrics_digest:
+    if digest_of_metrics(b"".join(rows)) != progress.metrics_digest:
         raise RunError("metrics.jsonl has other rows than when the checkpoint was written")
 
 

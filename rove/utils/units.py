@@ -20,9 +20,14 @@ def human_bytes(count: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """Format a duration: 0.12 s, 12 s, 5.0 min, 3.2 h, 2.1 days."""
+    """Format a duration: under 1 ms, 0.12 s, 12 s, 5.0 min, 3.2 h, 2.1 days. The viewer's `seconds` does the same."""
+    if seconds < 0.001:
+        return "under 1 ms"
+    if seconds < 10:
+        rounded = float(f"{seconds:.2g}")  # :.2g alone writes 9.96 as 1e+01
+        return f"{rounded:g} s"
     if seconds < 100:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+        return f"{seconds:.0f} s"
     for size, unit in ((60, "min"), (3600, "h")):
         if seconds / size < 100:
             return f"{seconds / size:.1f} {unit}"

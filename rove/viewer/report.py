@@ -302,9 +302,6 @@ def _on_one_line(text: str) -> str:
     return re.sub(rf"[\s{CONTROL_CHARS}]+", " ", text)
 
 
-# Summaries of older versions lack some keys; these are omitted.
-
-
 def summary_data(summary: JsonMapping, progress: str = "") -> JsonObject:
     """Return the numbers of an evaluation's summary for `static/report.js` and Markdown.
 

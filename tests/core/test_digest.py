@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rove.core.digest import derive_seed, digest_files, digest_model
-from rove.envs.loading import load_environment
 
 
 def test_digests_of_files_depend_on_names_and_contents_but_not_on_the_folder(tmp_path: Path):
@@ -54,20 +53,3 @@ def test_seeds_are_the_same_on_every_machine():
 
 
 SEED = 4707757915530186919
-
-
-def test_functions_whose_results_did_not_change_keep_the_digests_that_run_folders_recorded():
-    env = load_environment("needle")
-    assert {"answer_ready × 0 #f25c247a", "sub_calls × 0 #066bdc37", "sub_tokens × 0 #d89cdfe9"} <= {
-        *env.identity["rubric"]
-    }
-    assert [tool.split(" #")[1] for tool in env.identity["tools"] if tool.startswith("python ")] == ["5ad96591"]
-    assert load_environment("tictactoe").identity["rubric"] == [
-        "win × 1 #64cf575b",
-        "format × 0.2 #2a5e71ca",
-        "invalid_move × -0.1 #8b992f9d",
-        "won × 0 #6d228599",
-        "drawn × 0 #69ba1153",
-        "lost × 0 #421181f4",
-        "num_turns × 0 #4d429d89",
-    ]

@@ -138,7 +138,7 @@ def test_reasons_for_failures_match_a_count_row_by_row(tmp_path: Path):
 
 def test_the_time_left_is_estimated_from_the_last_steps():
     rows = curve(derived__seconds=[900.0] * 5 + [30.0] * 10)
-    assert time_left(rows, 25) == "about 5 min 0 s left of 25 steps"
+    assert time_left(rows, 25) == "about 5.0 min left of 25 steps"
     assert time_left(rows, 15) == time_left([], 15) == time_left(rows, None) == time_left(rows, 10**400) == ""
     assert time_left(curve(derived__seconds=["x", 10**400, float("nan"), None]), 9) == ""  # type: ignore[list-item]
 

@@ -29,12 +29,14 @@ export function caveats(estimates) {
 /** A value with its sign. */
 export const signed = (value) => value === null || value === undefined ? NONE : (value > 0 ? "+" : "") + number(value);
 
-/** A duration. */
+/** A duration, as `human_seconds` in utils/units.py formats it: under 1 ms, 0.12 s, 12 s, 5.0 min, 3.2 h, 2.1 days. */
 export function seconds(value) {
   if (value === null || value === undefined) return NONE;
   if (value < 0.001) return "under 1 ms";
-  if (value < 1) return `${Math.round(value * 1000)} ms`;
-  return value < 100 ? `${value.toFixed(1)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  if (value < 10) return `${Number(value.toPrecision(2))} s`;
+  if (value < 100) return `${Math.round(value)} s`;
+  if (value < 6000) return `${(value / 60).toFixed(1)} min`;
+  return value < 360000 ? `${(value / 3600).toFixed(1)} h` : `${(value / 86400).toFixed(1)} days`;
 }
 
 export function bytes(value) {

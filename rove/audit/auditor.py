@@ -29,6 +29,7 @@ from rove.audit.data_checks import (
 from rove.audit.findings import CHECKS, FAILED, Report, selected, shortened
 from rove.audit.game_checks import (
     check_blind_games,
+    check_copied_moves,
     check_message_leaks,
     check_moves_of_other_rows,
     check_repeated_actions,
@@ -48,7 +49,7 @@ from rove.audit.guard import IMPORTS_VARIABLE, events
 from rove.audit.judge import Judge, JudgeModel, judge_server
 from rove.audit.order_checks import check_order, check_refused_forms
 from rove.audit.power import visible_shares
-from rove.audit.replay_checks import check_moves_of_similar_rows, check_repeatable_rewards
+from rove.audit.replay_checks import check_fixed_moves, check_moves_of_similar_rows, check_repeatable_rewards
 from rove.audit.replies import LOG_VARIABLE
 from rove.audit.reward_checks import (
     can_compare_variants,
@@ -60,8 +61,10 @@ from rove.audit.reward_checks import (
     check_statistics,
 )
 from rove.audit.search import search
+from rove.audit.source_texts import check_source_texts
 from rove.audit.subject import Inconclusive, OutOfTime, RolloutsFail, Subject, reward_of
 from rove.audit.tool_checks import (
+    check_all_items,
     check_changed_data,
     check_error_leaks,
     check_paid_calls,
@@ -251,22 +254,16 @@ class _Auditor:
         # The scripted judge accepts any reply that contains the answer, so variants of the answer mean little.
         no_variants = "" if can_compare_variants(base) and not self.judge.calls else no_own
         only_single = "only for single turns" if base.is_multi_turn and not base.has_tools else ""
-        only_game = "" if is_game else "only for several turns"
         # first, since a grader that hangs on some reply uses up the time of the other checks
         await self._do("grader-robustness", check_robustness(subject, base))
         await self._do("blind-reply", check_blind_replies(subject, base, bool(self.judge.calls)), only_single)
+        await self._do("blind-reply", check_source_texts(subject, base))
         await self._do("hedging", check_hedging(subject, base), no_own)
         await self._do("own-answer", check_own_answer(subject, base), no_own)
         await self._do("own-answer", check_refused_forms(subject, base), no_variants)
         await self._do("monotonicity", check_monotonicity(subject, base), no_variants)
         await self._do("length", check_length(subject, base), only_single)
-        if is_game:
-            await self._do("blind-game", check_repeated_actions(subject, base))
-        if any(len(record.steps) > 1 for record in base.idle.records) and not base.has_tools:
-            await self._do("blind-game", check_repeatable_rewards(subject, base))
-        await self._do("blind-game", check_blind_games(subject, base), only_game)
-        if is_game:
-            await self._do("blind-game", check_moves_of_other_rows(subject, base))
+        await self._games(subject, base, is_game)
         await self._do("data-overlap", check_moves_of_similar_rows(subject, base))
         await self._do("answer-leak", check_message_leaks(subject, base))
         await self._tools(subject, base)
@@ -298,6 +295,20 @@ class _Auditor:
         if Severity.HIGH not in severities:
             await self._do("grader-robustness", check_worker_failures(subject))
 
+    async def _games(self, subject: Subject, base: Baseline, is_game: bool) -> None:
+        """Do the checks of several turns."""
+        # Without tools, only the replies after which the environment goes on show that it has several turns.
+        if any(len(record.steps) > 1 for record in base.idle.records) and not base.has_tools:
+            await self._do("blind-game", check_repeatable_rewards(subject, base))
+        if not is_game:
+            await self._do("blind-game", check_blind_games(subject, base), "only for several turns")
+            return
+        await self._do("blind-game", check_repeated_actions(subject, base))
+        await self._do("blind-game", check_copied_moves(subject, base))
+        await self._do("blind-game", check_blind_games(subject, base))
+        await self._do("blind-game", check_moves_of_other_rows(subject, base))
+        await self._do("blind-game", check_fixed_moves(subject, base, self.options.seed))
+
     async def _tools(self, subject: Subject, base: Baseline) -> None:
         """Do the checks of tools."""
         no_tools = "" if base.has_tools else "the environment has no tools"
@@ -306,6 +317,7 @@ class _Auditor:
         if base.has_tools:
             await self._do("paid-calls", check_wrong_answers_after_calls(subject, base))
             await self._do("paid-calls", check_changed_data(subject, base))
+            await self._do("paid-calls", check_all_items(subject, base))
             await self._do("answer-leak", check_error_leaks(subject, base))
             await self._do("answer-leak", check_values_of_errors(subject, base))
             await self._do("blind-game", check_row_values(subject, base))

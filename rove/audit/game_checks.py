@@ -15,7 +15,7 @@ from rove.audit.baseline import Baseline, beats_guess, is_higher
 from rove.audit.findings import shortened
 from rove.audit.replies import Form, constant, last_message, observed_actions, shown
 from rove.audit.subject import TRIED_EXAMPLES, Measured, Policy, Subject, evidence, highest, measure_promising
-from rove.audit.traces import calls_of, moves_by_row, of_other_row, of_other_rows, replayed
+from rove.audit.traces import calls_of, moves_by_row, of_other_row, of_other_rows, replayed, with_repeated_moves
 from rove.core.findings import Finding, Severity
 from rove.core.messages import AssistantMessage, Message, Messages, text_of
 from rove.core.plain import is_list, is_object
@@ -52,6 +52,10 @@ REPEATED_EXAMPLES = 5
 """Number of examples on which repeated replies are tried."""
 MANY_TURNS = 1.5
 """Minimum ratio of the turns of a policy that repeats actions for rewards to the turns of the policy that does the task."""
+COPIES, FIRST_COPIES = 3, 20
+"""Copies of each move of a good policy, and of its first move."""
+EXTRA_SHARE = 0.1
+"""It is a finding if superfluous moves of a good policy raise its reward by this share of the range of rewards."""
 MAX_PARTS = 4
 """Maximum number of words and numbers in an answer for which its parts are searched."""
 LEAK_EXAMPLES = 20
@@ -324,6 +328,37 @@ async def check_repeated_actions(subject: Subject, base: Baseline) -> AsyncItera
             f"{turns:.0f} turns; the {best.name} does the task in {needed:.0f} turns and earns {best.mean:.3f}",
             floor=idle.mean,
         )
+
+
+async def check_copied_moves(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if the best policy earns more when it makes each of its moves several times: a step is paid repeatedly.
+
+    Calls of tools are left to `check_paid_calls`.
+    """
+    if not base.honest:
+        return
+    best = highest(base.honest)
+    moves = moves_by_row(best)
+    if any(calls_of(move) for row_moves in moves.values() for move in row_moves):
+        return
+    variants = {
+        f"the {best.name} with each move {COPIES} times": with_repeated_moves(moves, COPIES),
+        f"the first move of the {best.name}, {FIRST_COPIES} times": lambda row: moves.get(row, [])[:1] * FIRST_COPIES,
+    }
+    for name, choose in variants.items():
+        tried = await subject.measure(name, replayed(choose), TRIED_EXAMPLES)
+        if tried.mean - best.mean < EXTRA_SHARE * base.task_range:
+            continue
+        copied = await subject.measure(name, replayed(choose))
+        gain = copied.mean - best.mean
+        if gain >= EXTRA_SHARE * base.task_range and is_higher(copied, best, base.task_range):
+            yield copied.finding(
+                "blind-game",
+                f"{name} earns {copied.mean:.3f}, as it is {best.mean:.3f}: repeated moves are paid again",
+                Severity.HIGH if base.share_of_task(gain) >= BLIND_SHARE else Severity.MEDIUM,
+                floor=best.mean,
+            )
+            return
 
 
 def commands_in(text: str) -> list[str]:

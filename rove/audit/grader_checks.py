@@ -14,7 +14,7 @@ from rove.audit.replies import (
     INJECTIONS,
     MARK_SUFFIX,
     NASTY,
-    NESTED,
+    UNUSUAL,
     constant,
     formula,
     from_answer,
@@ -42,6 +42,8 @@ OTHER_PROCESS = {"PYTHONHASHSEED": HASH_SEED, "TZ": "Pacific/Auckland", "LC_ALL"
 """Environment variables of that process."""
 LONG_REPLY = "Therefore the first part follows from the second one, and the result follows from both. " * 20
 TOWER = "the answer as a tower of powers"
+STRANGE = "strange reply: "
+"""Prefix of the names of the policies that give strange replies."""
 IN_ANSWER = ", in the answer"
 """Suffix of the name of a strange reply in the form of an answer."""
 MAX_REPLY_CHARS = 300
@@ -69,16 +71,18 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     for name, policy in strange.items():
         # a tower of powers may use much time and memory before the worker is killed
         count = 1 if name == TOWER else NASTY_EXAMPLES
-        measured = await subject.measure(
-            f"strange reply: {name}", policy, count, is_recorded=False, max_turns=FEW_TURNS
-        )
+        measured = await subject.measure(f"{STRANGE}{name}", policy, count, is_recorded=False, max_turns=FEW_TURNS)
         failed = await _first_failure(subject, policy, measured)
         if failed is not None:
             broken[name] = failed
-            if is_worker_failure(failed):
+            # After an unusual reply, an ordinary one may fail as well, which is worse.
+            if is_worker_failure(failed) and not _is_unusual(name):
                 break
     if broken:
-        label, record = max(broken.items(), key=lambda item: (is_worker_failure(item[1]), _is_everyday(item[0])))
+        label, record = max(
+            broken.items(),
+            key=lambda item: (not _is_unusual(item[0]), is_worker_failure(item[1]), _is_everyday(item[0])),
+        )
         assert record.error is not None
         prompt, completion = evidence(record, MAX_REPLY_CHARS)
         names = [f"'{name}'" for name in broken if name != label][: MAX_SHOWN - 1]
@@ -86,10 +90,10 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         if names:
             also_failing = f"; {', '.join(names)} also {'fails' if len(names) == 1 else 'fail'}"
         severity = Severity.MEDIUM
-        if _depends_on_time(record) or _is_everyday(label):
-            severity = Severity.HIGH
-        elif all(name.removesuffix(IN_ANSWER) in NESTED for name in broken):  # hardly any model writes such a reply
+        if _is_unusual(label):
             severity = Severity.LOW
+        elif _depends_on_time(record) or _is_everyday(label):
+            severity = Severity.HIGH
         yield Finding(
             id="grader-robustness",
             severity=severity,
@@ -97,6 +101,10 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
             prompt=prompt,
             completion=completion or "(empty)",
         )
+
+
+def _is_unusual(name: str) -> bool:
+    return name.removesuffix(IN_ANSWER) in UNUSUAL
 
 
 def _is_everyday(name: str) -> bool:
@@ -130,11 +138,15 @@ async def _fails_again(subject: Subject, policy: Policy | Client, record: Rollou
 
 
 async def check_worker_failures(subject: Subject) -> AsyncIterator[Finding]:
-    """Yield a finding if a rollout of any policy has ended or blocked its worker, and does so again."""
+    """Yield a finding if a rollout of any policy has ended or blocked its worker, and does so again.
+
+    Unusual replies are left out: `check_robustness` has reported them.
+    """
     first_failures: dict[str, tuple[RolloutRecord, Policy | Client]] = {}
     # A rollout with a reply shows more than one that failed before it.
     for name, record, policy in sorted(subject.worker_failures, key=lambda failure: not failure[1].completion):
-        first_failures.setdefault(name, (record, policy))
+        if not _is_unusual(name.removeprefix(STRANGE)):
+            first_failures.setdefault(name, (record, policy))
     for name, (record, policy) in list(first_failures.items())[:MAX_REPEATED]:
         if not await _fails_again(subject, policy, record):
             continue

@@ -6,7 +6,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from rove.audit.baseline import Baseline, is_higher
@@ -40,6 +40,12 @@ REPETITIONS = (1, 2, 3)
 """Numbers of repetitions of two commands of which each must earn more than the one before."""
 MIN_STATE_WORDS = 10
 """A message with fewer words may only confirm a command, and does not show that nothing in the game has changed."""
+MAX_LIST, MAX_LIST_MOVES = 12, 40
+"""Maximum length of the lists of moves that are searched, and maximum number of different moves."""
+FIRST_LISTS, MAX_CHANGES, LIST_EXAMPLES = 12, 80, 10
+"""Number of lists with which the search begins, maximum number of changes, and number of examples on which lists are tried."""
+LIST_TURNS = 6000
+"""Maximum number of turns of the search."""
 MANY_REPETITIONS = 10
 """A repeatable reward is of high severity if this many repetitions earn half of the full reward."""
 
@@ -163,6 +169,77 @@ async def check_repeatable_rewards(subject: Subject, base: Baseline) -> AsyncIte
             floor=base.idle.mean,
         )
         return
+
+
+async def check_fixed_moves(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterator[Finding]:
+    """Yield a finding if a fixed list of moves does the task of all rows, as against an opponent that always plays the same.
+
+    Lists of the best policy are changed at random as long as they earn more: Russell and Norvig, "Artificial Intelligence: A
+    Modern Approach", section 4.1 (hill climbing).
+    """
+    if not base.honest:
+        return
+    best = highest(base.honest)
+    lists = [list(map(text_of, moves)) for moves in moves_by_row(best).values() if moves]
+    turns = max(map(len, lists), default=0)
+    # The same list on all rows shows that the rows are one task.
+    if not 1 < turns <= MAX_LIST or len(set(map(tuple, lists))) < 2 or not all(map(all, lists)):
+        return
+    rng = random.Random(seed)
+    moves = list(dict.fromkeys(chain.from_iterable(lists)))
+    if len(moves) > MAX_LIST_MOVES:
+        return
+    candidates = list(dict.fromkeys(map(tuple, lists)))[:FIRST_LISTS]
+    scored = [(await _mean_of_list(subject, candidate), candidate) for candidate in candidates]
+    mean, chosen = max(scored)
+    for _ in range(min(MAX_CHANGES, LIST_TURNS // (turns * LIST_EXAMPLES))):
+        if mean >= best.mean:
+            break
+        changed = _changed_list(rng, chosen, moves)
+        new_mean = await _mean_of_list(subject, changed)
+        if new_mean >= mean:
+            mean, chosen = new_mean, changed
+    if mean < NEARLY_ALL * best.mean:
+        return
+    # On the rows of the search, the best of many lists is partly lucky.
+    fixed = await subject.measure("a fixed list of moves", _played_list(chosen))
+    weak_means = [policy.mean for policy in base.honest if policy is not best]
+    expected = base.share_of_task(max(base.idle.mean, min(weak_means, default=base.idle.mean)))
+    if expected >= 1 or base.share_of_task(fixed.mean, expected) < BLIND_SHARE:
+        return
+    if fixed.mean >= NEARLY_ALL * best.mean and is_higher(fixed, base.idle, base.task_range):
+        shown_moves = ", ".join(shortened(move, 30) for move in chosen)
+        yield fixed.finding(
+            "blind-game",
+            f"the fixed list of moves {shortened(shown_moves, 200)} earns {fixed.mean:.3f} in all rows, without looking at "
+            f"them; the {best.name} earns {best.mean:.3f}. An opponent may ignore the row's seed",
+            Severity.HIGH,
+            floor=base.idle.mean,
+        )
+
+
+async def _mean_of_list(subject: Subject, moves: Sequence[str]) -> float:
+    measured = await subject.measure("search: a list of moves", _played_list(moves), LIST_EXAMPLES)
+    return measured.mean
+
+
+def _played_list(moves: Sequence[str]) -> Policy:
+    def policy(messages: Messages, state: State, rng: random.Random) -> str:
+        turn = len(bookkeeping(state).trajectory)
+        return moves[turn] if turn < len(moves) else moves[-1]
+
+    return policy
+
+
+def _changed_list(rng: random.Random, moves: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    """Return a list with two moves exchanged, or with another move in one place."""
+    changed = list(moves)
+    place, other_place = rng.randrange(len(changed)), rng.randrange(len(changed))
+    if rng.random() < 0.5:
+        changed[place], changed[other_place] = changed[other_place], changed[place]
+    else:
+        changed[place] = rng.choice(others)
+    return tuple(changed)
 
 
 def _random_commands(verbs: Sequence[str]) -> Policy:

@@ -443,6 +443,7 @@ NASTY: dict[str, str] = {
     "right-to-left and combining marks": "\u202e\u0301\u0301\u0301answer",
     "100 kB": "answer " * 15_000,
     "100 kB without spaces": "a" * 100_000,
+    "15 kB without spaces": "a" * 15_000,
     "deep brackets": "(" * 3000 + "1" + ")" * 3000,
     "deep lists": "[" * 3000 + "]" * 3000,
     "deep braces": '{"a":' * 3000 + "1" + "}" * 3000,
@@ -470,8 +471,8 @@ NASTY: dict[str, str] = {
     "two lines": "first\nsecond",
 }
 """Name → a text that breaks naive graders."""
-NESTED = ("deep brackets", "deep lists", "deep braces")
-"""Texts of `NASTY` with thousands of brackets in each other."""
+UNUSUAL = ("100 kB", "100 kB without spaces", "deep brackets", "deep lists", "deep braces")
+"""Texts of `NASTY` that hardly any model writes: very long ones, and thousands of brackets in each other."""
 EVERYDAY = ("empty", "a word", "a sentence", "a number", "two lines")
 """Texts of `NASTY` that any model writes; a grader that fails on them loses ordinary rollouts."""
 

@@ -17,7 +17,7 @@ from rove.audit.baseline import Baseline, is_higher
 from rove.audit.game_checks import LEAK_EXAMPLES, leak_finding
 from rove.audit.replies import constant, last_message, wrong
 from rove.audit.reward_checks import HIGH_SHARE, PAID_SHARE, can_compare_variants
-from rove.audit.subject import Measured, Policy, Subject, highest
+from rove.audit.subject import TRIED_EXAMPLES, Measured, Policy, Subject, highest
 from rove.audit.traces import (
     Moves,
     arguments_of,
@@ -55,7 +55,11 @@ VALUE = re.compile(r"-?\d+(?:\.\d+)?(?!\w)|'[^']{1,60}'|\"[^\"]{1,60}\"")
 SELECT = re.compile(r"\s*SELECT\b", re.IGNORECASE)
 TABLE = re.compile(r"\b(?:FROM|JOIN)\s+(\w+)", re.IGNORECASE)
 FIXED_ANSWERS = ("0", "none")
-"""Answers that queries of empty tables give."""
+"""Answers that queries of empty tables give, and sums over no items."""
+MAX_ITEMS = 24
+"""Maximum number of items for which a tool is called in a rollout."""
+CONTEXT = 6
+"""Number of characters before a value in a tool's result by which other values of its kind are recognized."""
 
 
 def calling_policy(base: Baseline) -> Measured | None:
@@ -189,6 +193,80 @@ def _deletions(moves: Moves) -> Moves:
 
 def _replace_query(deletion: str, value: Any) -> Any:
     return deletion if isinstance(value, str) and SELECT.match(value) else value
+
+
+async def check_all_items(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if a fixed answer earns a reward after a tool was called for every item that results have listed.
+
+    For example, after all entries of a ledger were deleted, their sum is 0, and a grader that computes the expected sum from the
+    ledger accepts it.
+    """
+    best = calling_policy(base)
+    if best is None:
+        return
+    moves = moves_by_row(best)
+    results: dict[int, str] = {}
+    for record in best.scored:
+        texts = [text_of(message) for message in record.completion if message["role"] == "tool"]
+        results.setdefault(record.example_id, "\n".join(texts))
+    for tool, answer in product(tools_called(moves)[-MAX_TOOLS:], FIXED_ANSWERS):
+        calls = {row: _calls_of_all_items(row_moves, tool, results[row]) for row, row_moves in moves.items()}
+        if not any(calls.values()):
+            continue
+        reply = base.form(answer)
+        name = f"a call of {tool} for every item, then the answer '{answer}'"
+        every_item = replayed(lambda row, calls=calls: calls[row], lambda state, reply=reply: reply)
+        tried = await subject.measure(name, every_item, TRIED_EXAMPLES)
+        if base.share_of_task(tried.mean) < HIGH_SHARE / 2:
+            continue
+        measured = await subject.measure(name, every_item)
+        alone = await subject.measure(f"the answer '{answer}'", constant(reply))
+        if base.share_of_task(measured.mean) >= HIGH_SHARE and is_higher(measured, alone, base.task_range):
+            finding = measured.finding(
+                "paid-calls",
+                f"'{name}' earns {measured.mean:.3f}, the answer alone {alone.mean:.3f}, the {best.name} {best.mean:.3f}",
+                Severity.HIGH,
+                floor=alone.mean,
+            )
+            yield msgspec.structs.replace(
+                finding,
+                cause="the grader computes the expected answer from data that the model can change",
+                remedy="compute the expected answer before the rollout, and check what the model has changed",
+            )
+            return
+
+
+def _calls_of_all_items(moves: Moves, tool: str, results: str) -> Moves:
+    """Return a row's moves before its first call of a tool with an item, then a call for every item of the results."""
+    before: Moves = []
+    for move in moves:
+        for call in calls_of(move):
+            function = call["function"]
+            values = [value for value in arguments_of(call).values() if isinstance(value, str)]
+            items = _items_like(values[0], results) if function["name"] == tool and len(values) == 1 else []
+            if len(items) > 1:
+                for item in items[:MAX_ITEMS]:
+                    before.append(AssistantMessage(None, tool_calls=[changed_arguments(call, partial(_item, item))]))
+                return before
+        before.append(move)
+    return []
+
+
+def _item(item: str, value: Any) -> Any:
+    return item if isinstance(value, str) else value
+
+
+def _items_like(value: str, results: str) -> list[str]:
+    """Return the values of tools' results that stand where `value` does, or that have its letters and other digits."""
+    position = results.find(value)
+    if not value or position < 0:
+        return []
+    pattern = re.sub(r"\d+", r"\\d+", re.escape(value))
+    items = re.findall(rf"(?<!\w){pattern}(?!\w)", results) if any(map(str.isdigit, value)) else []
+    context = results[max(0, position - CONTEXT) : position]
+    if not items and context.strip():
+        items = re.findall(rf"{re.escape(context)}([\w-]+)", results)
+    return list(dict.fromkeys(items))
 
 
 async def check_error_leaks(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:

@@ -199,6 +199,11 @@ def repeated_call(moves: Mapping[int, Moves], tool: str, turns: int, per_turn: i
     return choose
 
 
+def with_repeated_moves(moves: Mapping[int, Moves], copies: int) -> Callable[[int], Moves]:
+    """Return a function that chooses a row's moves with each one repeated in the turns after it."""
+    return lambda row: [move for move in moves.get(row, []) for _ in range(copies)]
+
+
 def with_repeated_calls(moves: Mapping[int, Moves], copies: int) -> Callable[[int], Moves]:
     """Return a function that chooses a row's moves with each call repeated in the turns after it."""
 

@@ -201,6 +201,15 @@ async def test_a_grader_that_fails_on_nested_brackets_only() -> None:
     assert [finding.severity for finding in await findings(check_robustness, sums(grade))] == [Severity.LOW]
 
 
+async def test_a_grader_that_fails_on_very_long_texts_only() -> None:
+    def grade(completion: Any, answer: str) -> bool:
+        if len(text(completion)) > 50_000:
+            raise ValueError("too long")
+        return exact(completion, answer)
+
+    assert [finding.severity for finding in await findings(check_robustness, sums(grade))] == [Severity.LOW]
+
+
 @pytest.mark.parametrize("is_executed", [False, True])
 async def test_execution(is_executed: bool, tmp_path: Path) -> None:
     def grade(completion: Any, answer: str) -> bool:

@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 import rove as vf
-from rove.audit.game_checks import check_message_leaks
-from rove.audit.replay_checks import check_moves_of_similar_rows, check_repeatable_rewards, most_similar
+from rove.audit.game_checks import check_copied_moves, check_message_leaks
+from rove.audit.replay_checks import (
+    check_fixed_moves,
+    check_moves_of_similar_rows,
+    check_repeatable_rewards,
+    most_similar,
+)
+from rove.core.findings import Severity
 from tests.audit.test_checks import findings
 
 
@@ -45,6 +51,73 @@ class Room(vf.MultiTurnEnv):
 async def test_a_reward_that_two_commands_earn_again_and_again(is_found: bool) -> None:
     reported_findings = await findings(check_repeatable_rewards, Room(pays_each_time=is_found))
     assert [finding.id for finding in reported_findings] == ["blind-game"] * is_found
+
+
+class Form(vf.MultiTurnEnv):
+    """Two fields that have to be filled in; with `pays_each_time`, each right entry is paid, also the same one again."""
+
+    def __init__(self, pays_each_time: bool):
+        def points(state: Any, info: Any) -> float:
+            right = [entry for entry in state["entries"] if entry in (f"name {info['name']}", f"city {info['city']}")]
+            return 0.5 * len(right if pays_each_time else set(right))
+
+        def clerk(messages: Any, state: Any, rng: Any) -> str:
+            return [f"name {state['info']['name']}", f"city {state['info']['city']}", "send"][len(state["trajectory"])]
+
+        rows = [
+            {"question": f"Form {number}", "info": {"name": f"A{number}", "city": f"B{number}"}} for number in range(30)
+        ]
+        super().__init__(dataset=rows, rubric=vf.Rubric([points]), policies={"clerk": clerk}, max_turns=12)
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> None:
+        state["entries"] = []
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+        state["entries"].append(messages[-1]["content"])
+        if messages[-1]["content"] == "send":
+            state["final_env_response"] = "sent"
+        return "saved"
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_a_move_of_a_good_policy_that_is_paid_again(is_found: bool) -> None:
+    reported_findings = await findings(check_copied_moves, Form(pays_each_time=is_found))
+    assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found
+
+
+class Duel(vf.MultiTurnEnv):
+    """Three rounds of a higher number; with `same_game`, the opponent plays the same numbers in every row."""
+
+    def __init__(self, same_game: bool):
+        self.same_game = same_game
+        rows = [{"question": f"Game {number}", "info": {"seed": number}} for number in range(40)]
+        rubric = vf.Rubric([lambda state: float(state["points"] == 3)])
+        super().__init__(dataset=rows, rubric=rubric, policies={"seer": seer, "random": any_number}, max_turns=3)
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> None:
+        rng = random.Random(0 if self.same_game else state["info"]["seed"])
+        state.update(points=0, numbers=[rng.randint(0, 4) for _ in range(3)])
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+        number = state["numbers"][len(state["trajectory"]) - 1]
+        # Only the next higher number wins, so no constant move does.
+        state["points"] += messages[-1]["content"] == str(number + 1)
+        return f"I played {number}."
+
+
+def seer(messages: Any, state: Any, rng: Any) -> str:
+    is_wrong = rng.random() < 0.1
+    return "9" if is_wrong else str(state["numbers"][len(state["trajectory"])] + 1)
+
+
+def any_number(messages: Any, state: Any, rng: Any) -> str:
+    return str(rng.randint(1, 5))
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_an_opponent_that_plays_the_same_game_in_every_row(is_found: bool) -> None:
+    reported_findings = await findings(check_fixed_moves, Duel(same_game=is_found))
+    assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found
 
 
 def mazes(num_plans: int, start: int) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import pytest
 import rove as vf
 from rove.audit.game_checks import check_blind_games, check_moves_of_other_rows
 from rove.audit.tool_checks import (
+    check_all_items,
     check_changed_data,
     check_error_leaks,
     check_paid_calls,
@@ -181,6 +182,50 @@ async def test_a_grader_that_reads_data_which_the_model_can_delete(is_found: boo
         return float(text(completion) == str(count if is_found else info["count"]))
 
     reported_findings = await findings(check_changed_data, Store())
+    assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found
+
+
+@pytest.mark.parametrize("is_found", [False, True])
+async def test_a_grader_that_reads_a_list_from_which_the_model_can_delete_everything(is_found: bool) -> None:
+    class Ledger(vf.StatefulToolEnv):
+        def __init__(self) -> None:
+            rows = [
+                {"question": f"Delete the zeros of ledger {number}.", "info": {"last": number}}
+                for number in range(1, 31)
+            ]
+            super().__init__(dataset=rows, rubric=vf.Rubric([correct]), policies={"clerk": clerk}, max_turns=8)
+            self.add_tool(self.entries, args_to_skip=["state"])
+            self.add_tool(self.delete, args_to_skip=["state"])
+
+        async def setup_state(self, state: Any, **kwargs: Any) -> None:
+            state["ledger"] = {"E01": 0, "E02": 7, "E03": state["info"]["last"]}
+
+        def update_tool_args(self, tool_name: str, tool_args: Any, messages: Any, state: Any, **kwargs: Any) -> Any:
+            return {**tool_args, "state": state}
+
+        def entries(self, state: Any) -> str:
+            """List the entries."""
+            return ", ".join(f"{entry}: {amount}" for entry, amount in state["ledger"].items())
+
+        def delete(self, entry: str, state: Any) -> str:
+            """Delete an entry.
+
+            Args:
+                entry: Name of the entry.
+            """
+            state["ledger"].pop(entry, None)
+            return "deleted"
+
+    def clerk(messages: Any, state: Any, rng: Any) -> Any:
+        calls = [vf.tool_call("entries"), vf.tool_call("delete", entry="E01")]
+        turn = len(state["trajectory"])
+        return calls[turn] if turn < len(calls) else str(7 + state["info"]["last"])
+
+    def correct(completion: Any, state: Any, info: Any) -> float:
+        total = sum(state["ledger"].values()) if is_found else 7 + info["last"]
+        return float(0 not in state["ledger"].values() and text(completion) == str(total))
+
+    reported_findings = await findings(check_all_items, Ledger())
     assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found
 
 

@@ -44,6 +44,8 @@ LONG_REPLY = "Therefore the first part follows from the second one, and the resu
 TOWER = "the answer as a tower of powers"
 STRANGE = "strange reply: "
 """Prefix of the names of the policies that give strange replies."""
+REPEATED_FAILURE = "a reply that failed, again"
+"""Name of the policy that repeats a failed rollout."""
 IN_ANSWER = ", in the answer"
 """Suffix of the name of a strange reply in the form of an answer."""
 MAX_REPLY_CHARS = 300
@@ -133,7 +135,7 @@ def _depends_on_time(record: RolloutRecord) -> bool:
 
 async def _fails_again(subject: Subject, policy: Policy | Client, record: RolloutRecord) -> bool:
     """Return whether a rollout that failed at a time limit does so again: on a busy machine, any rollout may take long."""
-    repeated = await subject.measure("a reply that failed, again", policy, record.example_id + 1, is_recorded=False)
+    repeated = await subject.measure(REPEATED_FAILURE, policy, record.example_id + 1, is_recorded=False)
     return any(_depends_on_time(new_record) for new_record in repeated.records)
 
 
@@ -145,7 +147,7 @@ async def check_worker_failures(subject: Subject) -> AsyncIterator[Finding]:
     first_failures: dict[str, tuple[RolloutRecord, Policy | Client]] = {}
     # A rollout with a reply shows more than one that failed before it.
     for name, record, policy in sorted(subject.worker_failures, key=lambda failure: not failure[1].completion):
-        if not _is_unusual(name.removeprefix(STRANGE)):
+        if name != REPEATED_FAILURE and not _is_unusual(name.removeprefix(STRANGE)):
             first_failures.setdefault(name, (record, policy))
     for name, (record, policy) in list(first_failures.items())[:MAX_REPEATED]:
         if not await _fails_again(subject, policy, record):

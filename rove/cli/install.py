@@ -347,8 +347,11 @@ class _Info(NamedTuple):
 
 
 async def _info(hub: Hub, reference: Reference) -> _Info:
-    offer = await look_up(hub, reference)
-    return _Info(offer, await hub.releases(reference), await hub.results(offer.reference))
+    releases = await hub.releases(reference)
+    # The page of a yanked version says why it was yanked.
+    version = releases.choose(reference.version, allow_yanked=True).version
+    offer = await look_up(hub, reference._replace(version=version))
+    return _Info(offer, releases, await hub.results(offer.reference))
 
 
 def _results(results: list[JsonObject]) -> Table:

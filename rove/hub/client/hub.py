@@ -77,8 +77,12 @@ class Releases(msgspec.Struct, kw_only=True):
     versions: list[Release]
     keys: list[str] = []
 
-    def choose(self, version: str | None) -> Release:
-        """Return the given version or, if it is None, the newest version that is not yanked; final releases are preferred."""
+    def choose(self, version: str | None, allow_yanked: bool = False) -> Release:
+        """Return the given version or, if it is None, the newest version that is not yanked; final releases are preferred.
+
+        Args:
+            allow_yanked: Whether to return a yanked version if all are yanked; otherwise this is an error.
+        """
         if version is not None:
             for release in self.versions:
                 if release.version == version:
@@ -86,6 +90,8 @@ class Releases(msgspec.Struct, kw_only=True):
             versions = ", ".join(release.version for release in self.versions[-10:]) or "none"
             raise HubError(f"{self.owner}/{self.name} has no version {version}; the hub has {versions}")
         available = [release for release in self.versions if release.yanked is None]
+        if allow_yanked:
+            available = available or self.versions
         if not available:
             raise HubError(
                 f"{self.owner}/{self.name} has only yanked versions; name one explicitly: {self.owner}/{self.name}@VERSION"

@@ -164,6 +164,7 @@ async def test_the_newest_version_that_is_neither_yanked_nor_a_prerelease_is_cho
         releases.versions[-1].yanked = "also"
         with pytest.raises(HubError, match="has only yanked versions"):
             releases.choose(None)
+        assert releases.choose(None, allow_yanked=True).version == "1.1"
 
 
 # HTTP

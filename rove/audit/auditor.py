@@ -20,6 +20,7 @@ from rove.audit.baseline import Baseline, measure_baseline, visible_share
 from rove.audit.call_checks import check_needed_calls, check_row_values
 from rove.audit.data_checks import (
     check_contradictions,
+    check_copied_numbers,
     check_leaks,
     check_overlap,
     check_round_trip,
@@ -349,6 +350,7 @@ class _Auditor:
         all_rows = [*train, *evaluation]
         await self._do("data-overlap", _as_async(check_overlap(train, evaluation, rows["has_both"])))
         await self._do("contradictory-rows", _as_async(check_contradictions(all_rows)))
+        await self._do("contradictory-rows", _as_async(check_copied_numbers(all_rows)))
         is_anything_paid = any(reward_of(record) > 0 for record in subject.records)
         await self._do("row-round-trip", _as_async(check_round_trip(all_rows, is_anything_paid)))
         await self._do("answer-leak", _as_async(check_leaks(evaluation or train, shown_to_all(subject.records[0]))))

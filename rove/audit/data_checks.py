@@ -36,6 +36,11 @@ MAX_CONTRADICTORY = 0.3
 MAX_OF_CHANCE = 0.5
 """Rare words do not determine the answer, either, if such pairs have different answers more than half as often as random rows. If
 85% of the answers are "yes", two different questions about a person differ as rarely as rows with wrong answers do."""
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+MIN_COPIED, MIN_TELLING = 2, 20
+"""Minimum count of an answer's numbers that are compared with its prompt, and minimum of such a number if it is whole."""
+COPIED_SHARE = 0.4
+"""Minimum share of rows whose answer is copied from the prompt."""
 WRONG_SHARE = 0.05
 """If more than this share of the rows contradict another one, right answers are refused often."""
 NEAR_SHARE = 0.1
@@ -261,6 +266,42 @@ def check_contradictions(rows: Sequence[Row]) -> Iterator[Finding]:
         prompt="\n".join(
             f"{shortened(row['text'], 500)} → {shortened(row['answer'], 200)}" for row in contradictory[0]
         ),
+    )
+
+
+def check_copied_numbers(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Yield a finding if the answers of some rows have numbers that their prompt lacks, although the others are copied from it.
+
+    For example, the readings of a list were rounded in the answer, so right answers are refused. Only answers of several
+    numbers are compared; one number may be in a prompt by chance.
+    """
+    copied: list[Row] = []
+    other: list[Row] = []
+    for row in rows:
+        numbers = set(map(float, NUMBER.findall(row["answer"])))
+        # Small whole numbers are in many prompts by chance.
+        telling = {number for number in numbers if number % 1 or abs(number) >= MIN_TELLING}
+        if len(telling) < MIN_COPIED:
+            continue
+        shown = set(map(float, NUMBER.findall(row["text"])))
+        if telling <= shown:
+            copied.append(row)
+        elif len(telling & shown) >= MIN_COPIED:
+            other.append(row)
+    count = len(copied) + len(other)
+    if count < MIN_QUESTIONS or len(other) < MIN_CONTRADICTORY or len(copied) < COPIED_SHARE * count:
+        return
+    share = len(other) / count
+    yield Finding(
+        id="contradictory-rows",
+        severity=Severity.HIGH if share > WRONG_SHARE else Severity.MEDIUM,
+        text=(
+            f"the answers of {len(other)} of {count} rows contain numbers that their prompt lacks; those of the other rows are "
+            "copied from the prompt"
+        ),
+        rate=(share, share, share),
+        floor=0.0,
+        prompt=f"{shortened(other[0]['text'], 500)} → {shortened(other[0]['answer'], 200)}",
     )
 
 

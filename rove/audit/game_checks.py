@@ -15,7 +15,7 @@ from rove.audit.baseline import Baseline, beats_guess, is_higher
 from rove.audit.findings import shortened
 from rove.audit.replies import Form, constant, last_message, observed_actions, shown
 from rove.audit.subject import TRIED_EXAMPLES, Measured, Policy, Subject, evidence, highest, measure_promising
-from rove.audit.traces import calls_of, moves_by_row, of_other_row, of_other_rows, replayed, with_repeated_moves
+from rove.audit.traces import Moves, calls_of, moves_by_row, of_other_row, of_other_rows, replayed, with_repeated_moves
 from rove.core.findings import Finding, Severity
 from rove.core.messages import AssistantMessage, Message, Messages, text_of
 from rove.core.plain import is_list, is_object
@@ -64,6 +64,10 @@ MAX_FIELDS = 3
 """Maximum number of hidden fields that a policy asks about."""
 GENERIC_WORDS = ("id", "number", "name", "code", "key", "value")
 """Words in names of fields that do not say what a field is about."""
+MIN_DIGITS = 3
+"""Minimum number of digits of a rounded number that counts as the answer."""
+MIN_LISTED = 3
+"""Messages with at least this many answers of other rows list possible answers."""
 LEAK_SHARE = 0.3
 """Minimum share of rollouts whose messages contain their own answer."""
 
@@ -345,8 +349,15 @@ async def check_copied_moves(subject: Subject, base: Baseline) -> AsyncIterator[
         f"the {best.name} with each move {COPIES} times": with_repeated_moves(moves, COPIES),
         f"the first move of the {best.name}, {FIRST_COPIES} times": lambda row: moves.get(row, [])[:1] * FIRST_COPIES,
     }
+    counts = Counter(text_of(move) for row_moves in moves.values() for move in row_moves)
+    frequent = [move for move, count in counts.most_common(MAX_PAIRED) if count > 1]
+    for first, then in permutations(frequent, 2):
+        # Two moves may undo each other, such as a step forward and back.
+        name = f"{first!r} and {then!r}, {COPIES} times, before the moves of the {best.name}"
+        pairs: Moves = [AssistantMessage(first), AssistantMessage(then)] * COPIES
+        variants[name] = lambda row, pairs=pairs: [*pairs, *moves.get(row, [])]
     for name, choose in variants.items():
-        tried = await subject.measure(name, replayed(choose), TRIED_EXAMPLES)
+        tried = await subject.measure(name, replayed(choose), REPEATED_EXAMPLES)
         if tried.mean - best.mean < EXTRA_SHARE * base.task_range:
             continue
         copied = await subject.measure(name, replayed(choose))
@@ -492,19 +503,35 @@ def before_last_reply(messages: Sequence[dict[str, object]]) -> list[dict[str, o
 def _leaking_records(measured: Measured, choose: Callable[[list[Any]], list[Any]]) -> tuple[list[RolloutRecord], int]:
     """Return the rollouts whose messages contain their row's answer, and how many contain the answer of the next row.
 
-    Answers of other rows show how often messages contain an answer by chance.
+    Answers of other rows show how often messages contain an answer by chance. An error message with all valid names is no leak;
+    it has the answers of other rows as well, or the other options of the prompt.
     """
     leaking: list[RolloutRecord] = []
     num_by_chance = 0
     neighbors = [*measured.records[1:], *measured.records[:1]]
+    answers = {record.answer for record in measured.records}
     for record, neighbor in zip(measured.records, neighbors, strict=True):
         messages = choose(record.completion)
         if contains_answer(messages, record.answer):
-            leaking.append(record)
+            others = [answer for answer in answers - {record.answer} if contains_answer(messages, answer)]
+            options = [
+                option for option in options_like(record.answer, record.prompt) if contains_answer(messages, option)
+            ]
+            if len(others) < MIN_LISTED and not options:
+                leaking.append(record)
         # A neighbor with the same answer would count every leak as chance.
         if neighbor.answer != record.answer:
             num_by_chance += contains_answer(messages, neighbor.answer)
     return leaking, num_by_chance
+
+
+def options_like(answer: str, prompt: Any) -> list[str]:
+    """Return the other words of the prompt that are written like the answer, if the prompt has the answer, too: "A or B?"."""
+    words = re.findall(r"\w[\w-]*", last_message(prompt) if is_list(prompt) else str(prompt))
+    if answer not in words or not re.match(r"[A-Z]", answer):
+        return []
+    # The first word of a sentence is capitalized as well, so it may be a word that the message has for another reason.
+    return [word for word in dict.fromkeys(words) if word != answer and re.match(r"[A-Z]\w{2,}", word)]
 
 
 def each_tool(messages: Messages, state: State, rng: random.Random) -> str | Message:
@@ -517,10 +544,27 @@ def each_tool(messages: Messages, state: State, rng: random.Random) -> str | Mes
 
 
 def contains_answer(completion: Sequence[dict[str, object]], answer: str) -> bool:
-    """Return whether a message that the model did not write contains an answer, or has all parts of an answer in one line."""
+    """Return whether a message that the model did not write contains an answer, a rounded number for it, or has all parts of an
+    answer in one line.
+    """
     texts = [text_of(message) for message in completion if message["role"] != "assistant"]
     pattern = rf"(?<!\w){re.escape(answer)}(?!\w)"
-    return bool(answer) and any(re.search(pattern, text) or _has_parts(text, answer) for text in texts)
+    return bool(answer) and any(
+        re.search(pattern, text) or _has_rounded(text, answer) or _has_parts(text, answer) for text in texts
+    )
+
+
+def _has_rounded(text: str, answer: str) -> bool:
+    """Return whether a text contains a number such as 39.618 for the answer 39.618176."""
+    if not re.fullmatch(r"-?\d+\.\d+", answer):
+        return False
+    value = float(answer)
+    for number in re.findall(r"(?<![\w.])-?\d+\.\d+(?![\w.]*\d)", text):
+        digits = number.lstrip("-0.").replace(".", "")
+        decimals = len(number.partition(".")[2])
+        if len(digits) >= MIN_DIGITS and abs(float(number) - value) <= 0.5 * 10**-decimals * (1 + 1e-9):
+            return True
+    return False
 
 
 def _has_parts(text: str, answer: str) -> bool:

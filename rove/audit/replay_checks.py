@@ -6,12 +6,20 @@ import random
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import chain, pairwise, permutations
 from typing import Any
 
 from rove.audit.baseline import Baseline, is_higher
 from rove.audit.findings import shortened
-from rove.audit.game_checks import BLIND_SHARE, MAX_REPEATED, NEARLY_ALL, commands_in, shown_to_all
+from rove.audit.game_checks import (
+    BLIND_SHARE,
+    MAX_PAIRED,
+    MAX_REPEATED,
+    NEARLY_ALL,
+    actions_of,
+    commands_in,
+    shown_to_all,
+)
 from rove.audit.replies import last_message, shown
 from rove.audit.subject import Measured, Policy, Subject, highest, reward_of
 from rove.audit.traces import moves_by_row, replayed
@@ -127,25 +135,18 @@ def _text_of_prompt(prompt: Any) -> str:
 
 
 async def check_repeatable_rewards(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding if two commands that random play has found earn a reward again with each repetition.
+    """Yield a finding if two moves earn a reward again with each repetition.
 
-    For text games without scripted policies. The reward rises while the messages of the environment repeat, so nothing in the
-    game has changed; see `check_repeated_actions` for the source.
+    For games without scripted policies. The reward rises while the messages of the environment repeat, so nothing in the game
+    has changed; see `check_repeated_actions` for the source.
     """
-    verbs = commands_in("\n".join([*base.prompts, *map(shown_to_all, base.idle.records[:1])]))
-    if base.honest or not verbs:
+    if base.honest:
         return
-    explored = await subject.measure(
-        "random commands", _random_commands(verbs), EXPLORED_ROWS, rollouts=EXPLORED_ROLLOUTS
-    )
     span = max(base.task_range, 1e-9)
-    # Rows are played up to the row of a rollout, so the first rows take the least time.
-    for record in sorted(explored.scored, key=lambda played: (-reward_of(played), played.example_id))[:MAX_EXPLORED]:
-        if reward_of(record) <= max(base.idle.mean, base.floor.mean) + 0.01 * span:
-            return
-        beginning, pair = await _rewarded_pair(subject, record, base.idle.mean + 0.01 * span)
-        if not pair:
-            continue
+    verbs = commands_in("\n".join([*base.prompts, *map(shown_to_all, base.idle.records[:1])]))
+    candidates = [candidate async for candidate in _paid_commands(subject, base, verbs)] if verbs else []
+    candidates += [candidate async for candidate in _paid_actions(subject, base)]
+    for record, beginning, pair in candidates:
         rewards: list[float] = []
         results: list[Measured] = []
         for count in REPETITIONS:
@@ -154,10 +155,7 @@ async def check_repeatable_rewards(subject: Subject, base: Baseline) -> AsyncIte
         if any(second <= first + 1e-6 for first, second in pairwise(rewards)):
             continue
         messages = _messages_after(results[-1].records[0], len(beginning))
-        # The messages after the first repetition and after the second one; the last message is missing at the limit of turns.
-        if len(messages) < 4 or messages[0] != messages[2] or messages[1] != messages[3]:
-            continue
-        if min(len(message.split()) for message in messages[:2]) < MIN_STATE_WORDS:
+        if not _repeat(messages) or min(len(message.split()) for message in messages[:2]) < MIN_STATE_WORDS:
             continue
         is_severe = rewards[-1] - rewards[0] >= BLIND_SHARE * span * (REPETITIONS[-1] - 1) / MANY_REPETITIONS
         yield results[-1].finding(
@@ -169,6 +167,51 @@ async def check_repeatable_rewards(subject: Subject, base: Baseline) -> AsyncIte
             floor=base.idle.mean,
         )
         return
+
+
+def _repeat(messages: Sequence[str]) -> bool:
+    """Return whether the messages after the second repetition of two moves are those after the first one.
+
+    Four messages are compared, because the last one is missing at the limit of turns.
+    """
+    return len(messages) >= 4 and messages[0] == messages[2] and messages[1] == messages[3]
+
+
+Candidate = tuple[RolloutRecord, list[str], list[str]]
+"""A rollout, its moves up to the first reward, and two moves that may earn more when they are repeated."""
+
+
+async def _paid_commands(subject: Subject, base: Baseline, verbs: Sequence[str]) -> AsyncIterator[Candidate]:
+    """Yield pairs of commands from the random rollouts with the highest rewards."""
+    explored = await subject.measure(
+        "random commands", _random_commands(verbs), EXPLORED_ROWS, rollouts=EXPLORED_ROLLOUTS
+    )
+    limit = 0.01 * max(base.task_range, 1e-9)
+    # Rows are played up to the row of a rollout, so the first rows take the least time.
+    for record in sorted(explored.scored, key=lambda played: (-reward_of(played), played.example_id))[:MAX_EXPLORED]:
+        if reward_of(record) <= max(base.idle.mean, base.floor.mean) + limit:
+            return
+        beginning, pair = await _rewarded_pair(subject, record, base.idle.mean + limit)
+        if pair:
+            yield record, beginning, pair
+
+
+async def _paid_actions(subject: Subject, base: Baseline) -> AsyncIterator[Candidate]:
+    """Yield pairs of actions that the prompts mention and that earn a reward in turns, the highest reward first."""
+    limit = max(base.idle.mean, base.floor.mean) + 0.01 * max(base.task_range, 1e-9)
+    candidates: list[Candidate] = []
+    for first, then in permutations(actions_of(base)[:MAX_PAIRED], 2):
+        pair = [base.form(first), base.form(then)]
+        name = f"{first!r} and {then!r}, {REPETITIONS[-1]} times"
+        played = await subject.measure(
+            name, _played_list(pair * REPETITIONS[-1]), EXPLORED_ROWS, max_turns=2 * REPETITIONS[-1]
+        )
+        for record in played.scored:
+            if reward_of(record) > limit and _repeat(_messages_after(record, 0)):
+                candidates.append((record, [], pair))
+    candidates.sort(key=lambda candidate: -reward_of(candidate[0]))
+    for candidate in candidates[:MAX_EXPLORED]:
+        yield candidate
 
 
 async def check_fixed_moves(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterator[Finding]:

@@ -522,7 +522,13 @@ INJECTIONS: dict[str, str] = {
 def observed_actions(text: str) -> list[str]:
     """Return tokens of an observation or a prompt that may be actions: in brackets, quotes or tags, listed, or single numbers."""
     tokens: dict[str, None] = {}
-    for pattern in (r"\[([^\[\]\n]{1,20})\]", r"'([^'\n]{1,20})'", r'"([^"\n]{1,20})"', r"`([^`\n]{1,20})`"):
+    for pattern in (
+        r">([^<>\n]{1,20})</",
+        r"\[([^\[\]\n]{1,20})\]",
+        r"'([^'\n]{1,20})'",
+        r'"([^"\n]{1,20})"',
+        r"`([^`\n]{1,20})`",
+    ):
         tokens |= dict.fromkeys(re.findall(pattern, text))
     listing = r"(?:legal|available|valid|possible|allowed)[^:\n]{0,30}:\s*([^\n]{1,200})"
     for listed in re.findall(listing, text, re.IGNORECASE):

@@ -58,7 +58,7 @@ async def check_source_texts(subject: Subject, base: Baseline) -> AsyncIterator[
     worst = highest(paid)
     finding = worst.finding(
         "blind-reply",
-        f"{worst.name}, for which the environment's code searches, earns {worst.mean:.3f} in every row; a guess earns "
+        f"{worst.name}, for which the environment's code searches, earns {worst.mean:.3f}; a guess earns "
         f"{base.floor.mean:.3f}, right answers earn {base.full:.3f}",
         severity_of(base.share(worst.mean)),
         floor=base.floor.mean,

@@ -46,6 +46,8 @@ SAME_REWARD = 0.05
 LEARNED_SHARE = 0.2
 """A model has learned a part of the task if its reward has risen by this share of the difference between the weakest and the
 best policy."""
+LEARNED_MEASUREMENTS = 3
+"""Number of consecutive measurements whose mean must have risen by that share."""
 MAX_SHOWN = 8
 """Maximum number of tokens listed in a finding."""
 MIN_EQUAL_SHARE, SUCCESS_SHARE = 1 - 1 / 32, 0.93
@@ -105,9 +107,13 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         return self.weakest if self.lowest is None else self.lowest, self.highest
 
     def has_learned(self, history: History) -> bool:
-        """Return whether the sampled reward of a run is clearly above the weakest policy's reward."""
+        """Return whether the sampled reward of a run is clearly above the weakest policy's reward, for a few measurements in a
+        row: the highest of many measurements is a lucky one.
+        """
         rewards = _sampled_rewards(history)
-        return bool(rewards) and max(rewards) > self.weakest + LEARNED_SHARE * (self.best - self.weakest)
+        count = min(len(rewards), LEARNED_MEASUREMENTS)
+        means = [statistics.fmean(rewards[i : i + count]) for i in range(len(rewards) - count + 1)] if count else []
+        return bool(means) and max(means) > self.weakest + LEARNED_SHARE * (self.best - self.weakest)
 
 
 def with_teacher_data(task: Task, renderer: Renderer, run: Run, min_reward: float | None) -> Task:
@@ -338,6 +344,7 @@ def _rl_obstacles(history: History, task: Task, window: int, steps: int | None) 
     # Whether the first held-out reward is that of the initial weights.
     is_measured = bool(held_out) and history[0]["step"] == 0
     has_risen = held_out_has_risen(history)
+    measured = history
     history = [row for row in history if "reward/mean" in row]
     if len(history) < window:
         return []
@@ -350,7 +357,7 @@ def _rl_obstacles(history: History, task: Task, window: int, steps: int | None) 
     # held-out reward must have fallen too. Without a measurement of the initial weights, `start` stands for it.
     initial = [] if is_measured else [start]
     has_fallen = held_out and max([*initial, *held_out]) - held_out[-1] > MAX_REWARD_DROP / 2 * reward_range
-    if has_fallen and best - reward > MAX_REWARD_DROP * reward_range:
+    if has_fallen and held_out_has_fallen(measured) and best - reward > MAX_REWARD_DROP * reward_range:
         near_best = [index for index, mean in enumerate(means) if mean >= best - SAME_REWARD * reward_range]
         steps = len(means) - 1 - near_best[-1] if near_best else len(history) - 1
         return [_collapse(f"the mean reward fell from {best:.3f} to {reward:.3f} in {steps} steps", steps)]
@@ -378,6 +385,21 @@ def held_out_has_risen(history: History) -> bool:
         return False
     high = f"{SAMPLED_REWARD.removesuffix('mean')}interval_high"
     return measured[-1][SAMPLED_REWARD] > measured[0].get(high, measured[0][SAMPLED_REWARD])
+
+
+def held_out_has_fallen(history: History) -> bool:
+    """Return whether the 95% interval of the newest held-out reward is below that of the highest one.
+
+    The highest of many measurements is a lucky one, so a difference of their means proves little.
+    """
+    measured = [row for row in history if SAMPLED_REWARD in row]
+    if not measured:
+        return False
+    prefix = SAMPLED_REWARD.removesuffix("mean")
+    best, newest = max(measured, key=lambda row: row[SAMPLED_REWARD]), measured[-1]
+    high = newest.get(f"{prefix}interval_high", newest[SAMPLED_REWARD])
+    # A single measurement is compared with the first training reward only.
+    return len(measured) == 1 or high < best.get(f"{prefix}interval_low", best[SAMPLED_REWARD])
 
 
 def _saturated(initial_reward: float, first_steps: History, task: Task) -> Finding | None:

@@ -90,7 +90,7 @@ async def main(count: int) -> None:
                 for status in await asyncio.gather(*tasks):
                     statuses[status] = statuses.get(status, 0) + 1
                 if (start + WAVE) % REPORT == 0:
-                    cache_mib = client.engine._runner.cache.bytes / 2**20  # pyright: ignore[reportAttributeAccessIssue]
+                    cache_mib = client.engine._runner.cache.allocated_bytes / 2**20  # pyright: ignore[reportAttributeAccessIssue]
                     client.engine.release()
                     counts = " ".join(f"{status}: {number}" for status, number in sorted(statuses.items()))
                     seconds = time.monotonic() - started

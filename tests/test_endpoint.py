@@ -75,9 +75,12 @@ def _wait_until_healthy(url: str, server: subprocess.Popen[bytes], log: Path) ->
 
 
 def words_of(run: str) -> dict[str, str]:
-    """What the model said to each example, without special tokens: the server leaves them out of its text."""
+    """Return the model's reply to each example without special tokens, which the server leaves out of its text.
+
+    Without a special token in front, the server's tokenizer drops the space before the first word.
+    """
     said = {record.example_key: record.completion[-1]["content"] for record in Run(run).rollouts()}
-    return {key: re.sub(r"<\|\w+\|>", "", text) for key, text in said.items()}
+    return {key: re.sub(r"<\|\w+\|>", "", text).lstrip() for key, text in said.items()}
 
 
 def test_a_server_that_rove_did_not_write(rove: Rove, tmp_path: Path):

@@ -25,6 +25,8 @@ from rove.envs.tool import example_call
 
 MAX_PAIRED = 5
 """Maximum number of actions from which pairs of alternating actions are formed."""
+SCRIPTED_TURNS = (2, 5)
+"""Numbers of repetitions of an action before another one, as in several low offers before an acceptance."""
 MAX_ACTIONS = 12
 """Maximum number of different actions that are tried."""
 BLIND_SHARE = 0.5
@@ -124,7 +126,18 @@ def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
     policies |= {f"says {text!r}": constant(text) for text in PHRASES}
     pairs = permutations(chosen[:MAX_PAIRED], 2)
     policies |= {f"{a!r} and {b!r} in turns": _in_turns(form, a, b) for a, b in pairs}
+    for first, then in permutations(_with_other_numbers(chosen[:MAX_PAIRED]), 2):
+        for count in SCRIPTED_TURNS:
+            policies[f"{first!r} {count} times, then {then!r}"] = _path([*[form(first)] * count, form(then)])
     return policies | {f"always {action!r}": constant(form(action)) for action in chosen}
+
+
+def _with_other_numbers(actions: Sequence[str]) -> list[str]:
+    """Return actions such as "offer 42" also with the number 1, the lowest that is usually valid."""
+    variants: list[str] = []
+    for action in actions:
+        variants += [re.sub(r"\d+", "1", action)] if re.search(r"[a-z] \d", action) else []
+    return list(dict.fromkeys([*variants, *actions]))[:MAX_PAIRED]
 
 
 def sweeps(base: Baseline) -> dict[str, Policy]:

@@ -21,6 +21,7 @@ from rove.audit.replies import (
     corrections,
     corruptions,
     empty_replies,
+    from_answer,
     hedges,
     shown_example,
     special_values,
@@ -70,6 +71,8 @@ ROUNDING = 0.01
 """Partial credit may exceed the common share by this much, because each grader compares answers in its own way."""
 MISSED_SHARE = 0.05
 """It is a finding if the own answers of more than this share of the rows do not earn the full reward."""
+MANY_ROWS, MIN_REFUSED = 300, 2
+"""Number of rows whose own answers are tried in tasks of one turn, and number of refused ones that are a finding in any case."""
 MIN_REPLIES = 15
 """Minimum number of different replies to a row after which its lowest reward counts as the reward of any reply."""
 ROW_SHARE, MIN_ROWS = 0.1, 3
@@ -321,19 +324,25 @@ async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Findi
 async def check_own_answer(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding if the own answers of some rows earn less than the own answers of other rows."""
     assert base.right_answer is not None
-    rewards = base.right_answer.rewards
+    own_answers = base.right_answer
+    if not base.is_multi_turn:
+        # A kind of answer that the grader refuses may be rare, and a rollout of one turn is cheap.
+        own_answers = await subject.measure("right answer in more rows", from_answer(base.form), MANY_ROWS)
+    rewards = own_answers.rewards
     most = max(rewards)
-    missed = [record for record in base.right_answer.scored if reward_of(record) < most - 1e-6]
+    missed = [record for record in own_answers.scored if reward_of(record) < most - 1e-6]
     share = len(missed) / len(rewards)
-    if share > MISSED_SHARE and _are_low(rewards, most, base):
+    nothing = base.zero + ROUNDING * base.task_range
+    refused = [record for record in missed if reward_of(record) <= nothing]
+    if (share > MISSED_SHARE and _are_low(rewards, most, base)) or len(refused) >= MIN_REFUSED:
         record = min(missed, key=reward_of)
         example_record = Measured("", [record])
         prompt, completion = example_record.example()
         yield Finding(
             id="own-answer",
             severity=Severity.HIGH if share > 0.3 else Severity.MEDIUM,
-            text=f"{share:.0%} of the rows' own answers do not earn the full reward ({min(rewards):.3f} to {most:.3f})",
-            rate=base.right_answer.interval,
+            text=f"{share:.1%} of the rows' own answers do not earn the full reward ({min(rewards):.3f} to {most:.3f})",
+            rate=own_answers.interval,
             floor=most,
             prompt=prompt,
             completion=completion,

@@ -36,7 +36,7 @@ MAX_CONTRADICTORY = 0.3
 MAX_OF_CHANCE = 0.5
 """Rare words do not determine the answer, either, if such pairs have different answers more than half as often as random rows. If
 85% of the answers are "yes", two different questions about a person differ as rarely as rows with wrong answers do."""
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+NUMBER = re.compile(r"(?<![\w.-])-?\d+(?:\.\d+)?|\d+(?:\.\d+)?")
 MIN_COPIED, MIN_TELLING = 2, 20
 """Minimum count of an answer's numbers that are compared with its prompt, and minimum of such a number if it is whole."""
 COPIED_SHARE = 0.4

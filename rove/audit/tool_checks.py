@@ -288,11 +288,12 @@ async def check_error_leaks(subject: Subject, base: Baseline) -> AsyncIterator[F
 
 
 async def check_values_of_errors(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding if a wrong call shows values with which the same call then earns a reward; rows need no answers."""
+    """Yield a finding if a wrong call shows values with which the same call then earns a reward.
+
+    Neither answers of the rows nor scripted policies are needed: without a policy, the calls have values of the prompt.
+    """
     best = calling_policy(base)
-    if best is None:
-        return
-    moves = moves_by_row(best)
+    moves = moves_by_row(best) if best is not None else _moves_with_row_values(base)
     attempts = {"wrong": _wrong_value, "neutral": _neutral_value}
     for tool, (kind, change) in product(tools_called(moves)[-MAX_TOOLS:], attempts.items()):
         name = f"a call of {tool} with {kind} values, then with the values of the error message"
@@ -306,9 +307,12 @@ async def check_values_of_errors(subject: Subject, base: Baseline) -> AsyncItera
         if base.share_of_task(measured.mean) >= HIGH_SHARE and is_higher(
             measured, highest([base.idle, alone]), base.task_range
         ):
+            right = (
+                f"the {best.name} earns {best.mean:.3f}" if best is not None else f"a full reward is {base.full:.3f}"
+            )
             yield measured.finding(
                 "answer-leak",
-                f"'{name}' earns {measured.mean:.3f}; the {best.name} earns {best.mean:.3f}",
+                f"'{name}' earns {measured.mean:.3f}; {right}",
                 Severity.HIGH,
                 floor=base.idle.mean,
             )
@@ -336,8 +340,13 @@ def _values_of_errors(
         values = [value for value in VALUE.findall(errors[0] if errors else "") if value not in sent]
         if turn > min(len(values), CALL_TURNS):
             return ""
-        call = changed_arguments(calls[-1], partial(_typed, values[-turn]))
-        return with_new_ids(AssistantMessage(None, tool_calls=[call]), turn)
+        # Arguments that the first call did not change, such as the number of an order, stay as they are.
+        arguments = arguments_of(calls[-1])
+        for argument, value in arguments_of(wrong_call).items():
+            if value != arguments[argument]:
+                arguments[argument] = _typed(values[-turn], arguments[argument])
+        function = {**calls[-1]["function"], "arguments": json.dumps(arguments)}
+        return with_new_ids(AssistantMessage(None, tool_calls=[{**calls[-1], "function": function}]), turn)
 
     return policy
 
@@ -391,14 +400,24 @@ def _calls_with_row_values(messages: Messages, state: State, rng: random.Random)
     return AssistantMessage(None, tool_calls=[call])
 
 
-def last_of_prompt(prompt: str | Messages) -> str:
+def _moves_with_row_values(base: Baseline) -> dict[int, Moves]:
+    """Return a call of each tool for each row, with words and numbers of its prompt as arguments."""
+    moves: dict[int, Moves] = {}
+    for record in base.idle.records:
+        prompt = last_of_prompt(record.prompt)
+        calls = [with_values(example_call(tool, "call"), prompt) for tool in base.tools]
+        moves[record.example_id] = [AssistantMessage(None, tool_calls=[call]) for call in calls]
+    return moves
+
+
+def last_of_prompt(prompt: Any) -> str:
     """Return the text of a prompt, or of its last message."""
     return prompt if isinstance(prompt, str) else last_message(prompt)
 
 
 def with_values(call: JsonObject, prompt: str) -> JsonObject:
     """Fill the arguments of a call with the names and numbers that a prompt is about, in their order."""
-    names = re.findall(r"\b(?=\w*\d)(?=\w*[A-Za-z])[\w-]+\b", prompt)
+    names = re.findall(r"\b(?=[\w-]*\d)(?=[\w-]*[A-Za-z])[\w-]+\b", prompt)
     if not names:
         # The first capitalized word usually begins the sentence, and is not a name.
         names = re.findall(r"\b[A-Z]\w+", prompt)[1:]

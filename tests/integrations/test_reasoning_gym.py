@@ -156,7 +156,11 @@ def test_code_in_answers_never_runs_in_this_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_family_loads_and_runs_no_answer_in_this_process(tmp_path: Path) -> None:
+def test_every_family_loads_and_runs_no_answer_in_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Another test of the session may have imported it.
+    monkeypatch.delitem(sys.modules, "reasoning_gym", raising=False)
     marker = tmp_path / "note"
     write = f"__import__('pathlib').Path({str(marker)!r}).open('a').write(str(__import__('os').getpid()) + ' ')"
     workers = Families("gcd").workers

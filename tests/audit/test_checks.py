@@ -154,6 +154,19 @@ async def test_own_answers(grade: Any, severities: list[Severity]) -> None:
     assert [finding.severity for finding in await findings(check_own_answer, sums(grade))] == severities
 
 
+@pytest.mark.parametrize(("num_refused", "severities"), [(0, []), (1, []), (2, [Severity.MEDIUM])])
+async def test_own_answers_that_are_refused_in_few_rows(num_refused: int, severities: list[Severity]) -> None:
+    many_rows = [{"question": f"Hall of talk {number}?", "answer": f"Hall {number}"} for number in range(200)]
+    for row in many_rows[150 : 150 + num_refused]:
+        row["answer"] = "A"
+
+    def grade(completion: Any, answer: str) -> float:
+        return float(text(completion) == answer != "A")
+
+    env = vf.SingleTurnEnv(dataset=many_rows, rubric=vf.Rubric([grade]))
+    assert [finding.severity for finding in await findings(check_own_answer, env)] == severities
+
+
 @pytest.mark.parametrize(
     ("grade", "is_found"), [(exact, False), (lambda completion, answer: parsed(completion).lstrip("-") == answer, True)]
 )

@@ -10,6 +10,7 @@ from tiers import each_row
 
 from rove.audit.data_checks import (
     check_contradictions,
+    check_copied_numbers,
     check_leaks,
     check_overlap,
     check_round_trip,
@@ -113,6 +114,27 @@ def questions(wrong_rows: int, template: str = "Write the symbol of element{}.")
 )
 def test_rows_that_contradict_each_other(rows: Any, severities: list[Severity]) -> None:
     assert [finding.severity for finding in check_contradictions(rows)] == severities
+
+
+def readings(number: int, written: str = "{:.2f}") -> dict[str, Any]:
+    """Return a row whose answer has the sorted numbers of its prompt, written in this way."""
+    numbers = [30.11 + number, 25.37 + number, 41.59 + number]
+    shown = ", ".join(f"{value:.2f}" for value in numbers)
+    return row(f"Sort {shown}", ", ".join(written.format(value) for value in sorted(numbers)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "severities"),
+    [
+        (list(map(readings, range(60))), []),
+        # The second number is copied from the prompt, the others are rounded.
+        ([*map(readings, range(40)), *[row("20.11, 25.37, 31.59", "20.1, 25.37, 31.59")] * 20], [Severity.HIGH]),
+        ([row(f"Add {n} to 31 and 57", f"{n + 31} {n + 57}") for n in range(60)], []),
+        ([row(f"Day {n}, {n + 30} guests", f"2024-03-{n % 28 + 1:02d}") for n in range(60)], []),
+    ],
+)
+def test_answers_with_numbers_that_their_prompt_lacks(rows: Any, severities: list[Severity]) -> None:
+    assert [finding.severity for finding in check_copied_numbers(rows)] == severities
 
 
 def test_tuples_that_become_lists_are_of_low_severity() -> None:

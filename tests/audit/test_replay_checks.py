@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rove as vf
-from rove.audit.game_checks import check_copied_moves, check_message_leaks
+from rove.audit.game_checks import check_blind_games, check_copied_moves, check_message_leaks
 from rove.audit.replay_checks import (
     check_fixed_moves,
     check_moves_of_similar_rows,
@@ -51,6 +51,71 @@ class Room(vf.MultiTurnEnv):
 async def test_a_reward_that_two_commands_earn_again_and_again(is_found: bool) -> None:
     reported_findings = await findings(check_repeatable_rewards, Room(pays_each_time=is_found))
     assert [finding.id for finding in reported_findings] == ["blind-game"] * is_found
+
+
+class Drive(vf.MultiTurnEnv):
+    """A road to a town; with `pays_each_step`, each step towards the town is paid, also after a step back."""
+
+    def __init__(self, pays_each_step: bool):
+        def progress(state: Any) -> float:
+            return 0.05 * (state["steps"] if pays_each_step else state["place"])
+
+        roads = [{"question": f"Road {number}."} for number in range(30)]
+        prompt = "Drive to the town. Answer <drive>forward</drive> or <drive>back</drive>."
+        parser = vf.XMLParser(["drive"], answer_field="drive")
+        rubric = vf.Rubric([progress], parser=parser)
+        super().__init__(dataset=roads, system_prompt=prompt, parser=parser, rubric=rubric, max_turns=20)
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> None:
+        state.update(place=0, steps=0)
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+        direction = self.parser.parse_answer(messages)
+        state["steps"] += direction == "forward"
+        state["place"] = max(0, min(9, state["place"] + (direction == "forward") - (direction == "back")))
+        return " ".join("car" if place == state["place"] else "road" for place in range(12))
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_a_step_that_is_paid_again_after_a_step_back(is_found: bool) -> None:
+    reported_findings = await findings(check_repeatable_rewards, Drive(pays_each_step=is_found))
+    assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found
+
+
+class Market(vf.MultiTurnEnv):
+    """A seller whose price falls with each offer, however low, or (`firm`) only to offers near the price."""
+
+    def __init__(self, firm: bool):
+        def bargain(state: Any) -> float:
+            return float(state["bought"] <= 60)
+
+        items = [{"question": f"Item {number} costs 100."} for number in range(30)]
+        prompt = "Answer <action>offer 42</action> or <action>accept</action>."
+        parser = vf.XMLParser(["action"], answer_field="action")
+        super().__init__(
+            dataset=items, system_prompt=prompt, parser=parser, rubric=vf.Rubric([bargain], parser=parser), max_turns=8
+        )
+        self.firm = firm
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> None:
+        state.update(price=100, bought=1000)
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+        action = self.parser.parse_answer(messages) or ""
+        if action == "accept":
+            state["bought"] = state["price"]
+            state["final_env_response"] = "sold"
+            return "sold"
+        number = re.fullmatch(r"offer (\d+)", action)
+        if number and (not self.firm or state["price"] - 10 < int(number[1]) < state["price"]):
+            state["price"] -= 9
+        return f"It costs {state['price']}."
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_an_opponent_that_a_fixed_script_beats(is_found: bool) -> None:
+    reported_findings = await findings(check_blind_games, Market(firm=not is_found))
+    assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found
 
 
 class Form(vf.MultiTurnEnv):
@@ -253,4 +318,39 @@ async def test_a_field_that_the_task_asks_for() -> None:
         rubric=vf.Rubric([lambda completion, answer: float(completion[-1]["content"] == f"Result: {answer}")]),
         max_turns=4,
     )
+    assert await findings(check_message_leaks, env) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "is_found"),
+    [
+        ("The reference is {rounded}.", True),
+        ("The reference is near 3.", False),
+        ("Known: {all}.", False),
+        ("The answer is {answer}.", True),
+    ],
+)
+async def test_messages_with_a_rounded_answer_or_with_all_answers(message: str, is_found: bool) -> None:
+    answers = [f"{100 / number:.6f}" for number in range(3, 33)]
+
+    class Lab(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+            rounded = f"{float(state['answer']):.2f}"
+            return message.format(rounded=rounded, answer=state["answer"], all=", ".join(answers))
+
+    rows = [{"question": f"Problem {number}.", "answer": answer} for number, answer in enumerate(answers)]
+    env = Lab(dataset=rows, rubric=vf.Rubric([lambda completion, answer: 0.0]), max_turns=3)
+    assert [finding.id for finding in await findings(check_message_leaks, env)] == ["answer-leak"] * is_found
+
+
+async def test_the_other_option_of_a_question_in_the_same_message_is_no_leak() -> None:
+    class Atlas(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+            return f"Known: {state['info']['names']}"
+
+    rows = []
+    for number in range(30):
+        first, second = f"Star{number}a", f"Star{number}b"
+        rows.append({"question": f"{first} or {second}?", "answer": first, "info": {"names": f"{second}, {first}"}})
+    env = Atlas(dataset=rows, rubric=vf.Rubric([lambda completion, answer: 0.0]), max_turns=3)
     assert await findings(check_message_leaks, env) == []

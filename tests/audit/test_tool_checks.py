@@ -287,3 +287,37 @@ async def test_a_call_without_numbers_has_no_neutral_values() -> None:
         return float(state.get("chosen") == info["name"])
 
     assert await findings(check_values_of_errors, Choice()) == []
+
+
+@pytest.mark.parametrize("is_stated", [False, True])
+async def test_an_error_that_states_the_right_amount_without_policies_and_answers(is_stated: bool) -> None:
+    class Till(vf.StatefulToolEnv):
+        def __init__(self) -> None:
+            rows = [{"question": f"Pay order R-{number}.", "info": {"due": 17 * number}} for number in range(100, 130)]
+            rubric = vf.Rubric([lambda state: float(state["paid"])])
+            super().__init__(dataset=rows, rubric=rubric, max_turns=8)
+            self.add_tool(self.pay, args_to_skip=["state"])
+
+        async def setup_state(self, state: Any, **kwargs: Any) -> None:
+            state["paid"] = False
+
+        def update_tool_args(self, tool_name: str, tool_args: Any, messages: Any, state: Any, **kwargs: Any) -> Any:
+            return {**tool_args, "state": state}
+
+        def pay(self, order: str, cents: int, state: Any) -> str:
+            """Pay an order.
+
+            Args:
+                order: Number of the order.
+                cents: Amount.
+            """
+            due = state["info"]["due"]
+            if not state["prompt"][-1].content.endswith(f"{order}."):
+                raise ValueError("no such order")
+            if cents != due:
+                raise ValueError(f"{cents} booked, {due} due" if is_stated else "a wrong amount")
+            state["paid"] = True
+            return "paid"
+
+    reported_findings = await findings(check_values_of_errors, Till())
+    assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_stated

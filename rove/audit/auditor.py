@@ -31,10 +31,8 @@ from rove.audit.findings import CHECKS, FAILED, Report, selected, shortened
 from rove.audit.game_checks import (
     check_blind_games,
     check_copied_moves,
-    check_message_leaks,
     check_moves_of_other_rows,
     check_repeated_actions,
-    shown_to_all,
 )
 from rove.audit.grader_checks import (
     HASH_SEED,
@@ -48,6 +46,7 @@ from rove.audit.grader_checks import (
 )
 from rove.audit.guard import IMPORTS_VARIABLE, events
 from rove.audit.judge import Judge, JudgeModel, judge_server
+from rove.audit.leak_checks import check_message_leaks, shown_to_all
 from rove.audit.order_checks import check_order, check_refused_forms
 from rove.audit.power import visible_shares
 from rove.audit.replay_checks import check_fixed_moves, check_moves_of_similar_rows, check_repeatable_rewards

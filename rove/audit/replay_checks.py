@@ -11,15 +11,8 @@ from typing import Any
 
 from rove.audit.baseline import Baseline, is_higher
 from rove.audit.findings import shortened
-from rove.audit.game_checks import (
-    BLIND_SHARE,
-    MAX_PAIRED,
-    MAX_REPEATED,
-    NEARLY_ALL,
-    actions_of,
-    commands_in,
-    shown_to_all,
-)
+from rove.audit.game_checks import BLIND_SHARE, MAX_PAIRED, MAX_REPEATED, NEARLY_ALL, actions_of, commands_in
+from rove.audit.leak_checks import shown_to_all
 from rove.audit.replies import last_message, shown
 from rove.audit.subject import Measured, Policy, Subject, highest, reward_of
 from rove.audit.traces import moves_by_row, replayed

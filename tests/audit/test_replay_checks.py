@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import rove as vf
-from rove.audit.game_checks import check_blind_games, check_copied_moves, check_message_leaks
+from rove.audit.game_checks import check_blind_games, check_copied_moves
+from rove.audit.leak_checks import check_message_leaks
 from rove.audit.replay_checks import (
     check_fixed_moves,
     check_moves_of_similar_rows,

@@ -1,4 +1,4 @@
-"""A real headless Chromium that looks at `rove view`, and tells of whatever goes wrong on the way."""
+"""A real headless Chromium for pages of rove, which collects the errors of a page."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WIDE, NARROW = (1440, 900), (390, 844)
 
 
-def found() -> str:
-    """The browser of this machine; without one, or without playwright to drive it, the test is skipped."""
+def chromium_path() -> str:
+    """Return the path of this machine's browser; without one, or without playwright to drive it, the test is skipped."""
     pytest.importorskip("playwright", reason="playwright is not installed: pip install playwright")
     path = next((path for name in NAMES if (path := shutil.which(name))), None)
     return path or pytest.skip("there is no Chromium on this machine: apt-get install chromium")
@@ -26,14 +26,14 @@ def found() -> str:
 
 @contextmanager
 def viewing(runs: Path, *flags: str) -> Iterator[str]:
-    """The address of a `rove view` of these runs."""
+    """Start `rove view` for some runs and yield its address."""
     with serving(runs.parent, "view", str(runs), *flags) as url:
         yield url
 
 
 @contextmanager
 def serving(folder: Path, *words: str) -> Iterator[str]:
-    """The address that `rove WORDS…` prints, at any free port, in this folder."""
+    """Start `rove WORDS…` in a folder, at a free port, and yield the address that it prints."""
     with in_its_own(folder, *words, "--port", "0") as process:
         try:
             assert process.stdout is not None
@@ -47,8 +47,8 @@ def serving(folder: Path, *words: str) -> Iterator[str]:
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """The browser."""
-    path = found()
+    """Start the browser."""
+    path = chromium_path()
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -58,22 +58,22 @@ def chromium() -> Iterator[Any]:
 
 
 def violations(page: Any) -> list[str]:
-    """What axe finds against WCAG AA on a page."""
+    """Return what violates WCAG AA on a page, as axe reports it."""
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="axe is not installed: pip install axe-playwright-python"
     )
     options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
-    found = axe.Axe().run(page, options=options).response["violations"]
-    return [f"{one['id']}: {[node['html'][:200] for node in one['nodes'][:3]]}" for one in found]
+    reported = axe.Axe().run(page, options=options).response["violations"]
+    return [f"{violation['id']}: {[node['html'][:200] for node in violation['nodes'][:3]]}" for violation in reported]
 
 
 class Tab:
-    """A page of the viewer. Errors of scripts, and requests that leave for elsewhere, are collected in `trouble`.
+    """A page of the viewer. Errors of scripts, and requests to other addresses, are collected in `trouble`.
 
     Args:
-        browser: of `chromium`.
-        url: of `viewing`.
-        size: width and height in pixels.
+        browser: Browser from `chromium`.
+        url: Address from `viewing`.
+        size: Width and height in pixels.
         scheme: "light" or "dark".
     """
 
@@ -85,10 +85,9 @@ class Tab:
             viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion="reduce"
         )
         self.page = self.context.new_page()
-        self.page.set_default_timeout(
-            int(os.environ.get("ROVE_BROWSER_TIMEOUT_MS", "60000"))
-        )  # of a page that has something to do: a busy machine is no fault
-        self.page.on("console", lambda said: self._note(said.type, said.text))
+        # A page may be slow on a busy machine.
+        self.page.set_default_timeout(int(os.environ.get("ROVE_BROWSER_TIMEOUT_MS", "60000")))
+        self.page.on("console", lambda message: self._note(message.type, message.text))
         self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.trouble.append(f"dialog {dialog.message}"), dialog.dismiss()))
         self.page.on("request", lambda request: self._check(request.url))
@@ -99,20 +98,20 @@ class Tab:
 
     def _check(self, url: str) -> None:
         if not url.startswith(self.url):
-            self.trouble.append(f"asked elsewhere: {url}")
+            self.trouble.append(f"request to another address: {url}")
 
     def open(self, place: str) -> Any:
-        """Show `#/place` and wait until nothing is asked any more."""
+        """Show `#/place` and wait until all requests have ended."""
         self.page.goto(f"{self.url}#/{place}")
         self.page.wait_for_load_state("networkidle")
         self.page.wait_for_selector("h1")
         return self.page
 
     def wait(self, text: str) -> None:
-        """Until a text is on the page."""
+        """Wait until a text is on the page."""
         self.page.get_by_text(text, exact=False).first.wait_for(state="visible")
 
     @property
     def overflow(self) -> int:
-        """Pixels that the page is wider than the window."""
+        """Number of pixels by which the page is wider than the window."""
         return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")

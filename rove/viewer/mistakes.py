@@ -123,19 +123,20 @@ def describe_mistakes(
         best: The best reward. Default: the highest reward of these rollouts.
 
     Returns:
-        `summary`: sentences, the most important one first. `share`: lost reward / best possible reward, None if that is not
-        above 0. `worst`: `line` of the worst rollout and `words` about its end, None if no reward is lost. `has_turns`:
-        whether a rollout has several turns. `questions` and `replies`: groups, those that lose most first, each with `name`,
-        `answer`, `reply`, `turns` and `ending` (of the worst rollout), `rollouts`, `wrong` (number of rollouts that lose
-        reward), `mean`, `before` (mean of the earlier model, None without it), `lost` (share of the lost reward), `points`
-        (lost reward) and `line` (of the worst rollout). `fields`: name → groups, in the order of the values, for the fields
-        that explain most of the variance.
+        `summary`: sentences, the most important one first. `field_sentences`: those about fields of the rows. `share`: lost
+        reward / best possible reward, None if that is not above 0. `worst`: `line` of the worst rollout and `words` about its
+        end, None if no reward is lost. `has_turns`: whether a rollout has several turns. `questions` and `replies`: groups, those
+        that lose most first, each with `name`, `answer`, `reply`, `turns` and `ending` (of the worst rollout), `rollouts`,
+        `wrong` (number of rollouts that lose reward), `mean`, `before` (mean of the earlier model, None without it), `lost`
+        (share of the lost reward), `points` (lost reward) and `line` (of the worst rollout). `fields`: name → groups, in the
+        order of the values, for the fields that explain most of the variance.
     """
     best = max((rollout.reward for rollout in (*rollouts, *earlier_rollouts)), default=0.0) if best is None else best
     lost = sum(best - rollout.reward for rollout in rollouts)
     if not rollouts or lost <= 1e-9:
         return {
             "summary": [f"None of {counted(len(rollouts), 'rollout')} lost reward."] if rollouts else [],
+            "field_sentences": [],
             "share": 0.0 if rollouts else None,
             "worst": None,
             "has_turns": False,
@@ -160,6 +161,7 @@ def describe_mistakes(
             *_question_sentences(listed_questions, len(questions), len(rollouts)),
             *_field_sentences(fields, rollouts),
         ],
+        "field_sentences": _field_sentences(fields, rollouts),
         "share": lost / possible if possible > 0 else None,
         "worst": {"line": wrong[0].line, "words": _worst_words(wrong[0])},
         "has_turns": any(rollout.turns > 1 for rollout in rollouts),

@@ -142,7 +142,10 @@ def _kept(summary: JsonMapping, config: JsonMapping) -> tuple[str, str]:
         f"held-out reward ({parts[1]})" if metric.startswith("eval/") and metric.endswith("/reward/mean") else metric
     )
     value = f"the best {words} in training, {decimals(finite(best.get('value')))}"
-    rules = {"shortest": "of equal bests the last with short replies", "last": "of equal bests the last one"}
+    rules = {
+        "shortest": "of equally good steps, the last with short replies",
+        "last": "of equally good steps, the last",
+    }
     rule = rules.get(str(config.get("equal_best", "last")))
     return f"step {best.get('step')}", f"{value}; {rule}" if rule else value
 

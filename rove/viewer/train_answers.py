@@ -19,8 +19,12 @@ from rove.viewer.train_table import (
     equal_words,
     has_interval,
     one_decimal,
+    reward_of,
 )
 
+LEARNED_SHARE = 0.2
+"""A model has hardly learned the task if it gained less than this share of the difference between the weakest and the best
+scripted policy."""
 SOLVED = 0.01
 """Maximum share of the reward that a run loses at which more RL is not proposed."""
 LONGER = 1.1
@@ -97,9 +101,24 @@ class TrainAnswers(NamedTuple):
         verdict = {1: "Yes: the reward rose", -1: "No: the reward fell"}.get(
             directions[0], "Not measurably: the reward went"
         )
+        if directions[0] > 0 and self._is_near_weakest():
+            verdict = "Hardly: the reward rose"
+        change = f"{verdict} from {phase(base)} (base) to {phase(row)}: {', '.join(changes)}"
+        scripts = self.results.scripts(self.kept.condition)
+        if scripts:
+            means = [f"{script.name} {decimals(reward_of(script, self.kept.condition)['mean'])}" for script in scripts]
+            return [f"{change}. For comparison, written policies: {', '.join(means)}."]
         best = best_reward(self.results, self.kept.condition)
         most = "" if best is None else f"; the best reward of any rollout is {decimals(best)}"
-        return [f"{verdict} from {phase(base)} (base) to {phase(row)}: {', '.join(changes)}{most}."]
+        return [f"{change}{most}."]
+
+    def _is_near_weakest(self) -> bool:
+        """Return whether the reward is hardly above that of the weakest scripted policy, which usually guesses."""
+        scripts = self.results.scripts(self.kept.condition)
+        if len(scripts) < 2:
+            return False
+        weakest, best = (reward_of(script, self.kept.condition)["mean"] for script in (scripts[0], scripts[-1]))
+        return self.kept.reward["mean"] < weakest + LEARNED_SHARE * (best - weakest)
 
     def _certain(self) -> list[Part]:
         base = self._base
@@ -127,12 +146,28 @@ class TrainAnswers(NamedTuple):
                     changes.append(f"{change_words(main)}{_in_brackets(condition)}")
             if changes:
                 sentences.append(f"From {phase(earlier_row)} to {phase(row)}: {'; '.join(changes)}.")
-        return [f"{' '.join(sentences)} In brackets: 95% interval."] if sentences else ["No RL stage was evaluated."]
+        if not sentences:
+            return ["No RL stage was evaluated."]
+        stage = self._kept_stage()
+        if stage is not None and stage["is_rl"] and stage["kept_step"] == "step 0":
+            sentences.insert(0, "RL did not help: the kept weights are those from before its first step.")
+        return [f"{' '.join(sentences)} In brackets: 95% interval."]
 
     def _still_wrong(self) -> list[Part]:
         mistakes = self.mistakes
         if mistakes is None or not mistakes["summary"]:
             return []
+        scripts = self.results.scripts(self.kept.condition)
+        losses = self.results.losses(self.kept.row, scripts[-1], self.kept.condition) if scripts else None
+        if losses is not None:
+            # The best reward of any rollout may be that of an easy example.
+            size = (
+                f"in {losses.lower:,} of {counted(losses.examples, 'example')} it earns less than {scripts[-1].name}; the "
+                f"largest difference is {decimals(losses.reward)} instead of {decimals(losses.policy_reward)} ("
+            )
+            link = {"text": "open it", "run": mistakes["folder"], "line": losses.line}
+            fields = " ".join([").", *mistakes["field_sentences"][:2]])
+            return [f"{mistakes['source']}: {size}", link, fields]
         parts: list[Part] = [" ".join([f"{mistakes['source']}:", *mistakes["summary"][:2], ""])]
         if mistakes["worst"] is not None:
             parts.append(f"The worst: {mistakes['worst']['words']} ")
@@ -169,6 +204,8 @@ class TrainAnswers(NamedTuple):
         diagnoses = " ".join(f"Diagnosis of {text}" for text in self.diagnoses)
         parts: list[Part] = [diagnoses or "No diagnosis: no stage had a problem that rove knows."]
         alerts = [(stage, alert) for stage in self.stages for alert in stage["alerts"]]
+        if diagnoses and not diagnoses.endswith((".", "!", "?")):
+            parts.append(".")
         if not alerts:
             return [*parts, " No alert."]
         parts.append(f" {counted(len(alerts), 'alert')} (a warning about a single step):")
@@ -194,7 +231,7 @@ class TrainAnswers(NamedTuple):
         if not self.cost:
             return [f"{steps}; the command has not ended."]
         took = self.cost.removeprefix("took ")
-        return [f"{took}. {steps}. If the command was stopped and repeated, this is the cost of its last start only."]
+        return [f"{took}. {steps}. (A command that was stopped and repeated counts only from its last start.)"]
 
     def _repeat(self) -> list[Part]:
         command = repeat_command(self.results.folder)
@@ -212,9 +249,9 @@ class TrainAnswers(NamedTuple):
         seed = seed_of(self.results.folder) + 1
         other_seed = repeat_command(self.results.folder, seed, f"runs/seed-{seed}")
         if other_seed:
-            parts += [" Another seed shows whether the result depends on it: ", {"command": other_seed}]
+            parts += [" Another seed, to see whether the result depends on it: ", {"command": other_seed}]
         if "play" in commands:
-            parts += [" See how it replies: ", {"command": commands["play"]}]
+            parts += [" To see how it replies: ", {"command": commands["play"]}]
         return parts
 
     def _about_more_training(self, rl: str) -> list[Part]:
@@ -229,7 +266,7 @@ class TrainAnswers(NamedTuple):
             return ["No RL yet, which may raise the reward: ", {"command": rl}] if rl else []
         if stage["stopped_early"]:
             return [f"RL ended early ({stage['ended']}): look at what it still gets wrong before more training."]
-        return ["RL ended at its planned number of steps and may still rise: ", {"command": rl}] if rl else []
+        return ["RL ended at its planned number of steps. More steps: ", {"command": rl}] if rl else []
 
 
 def phase(row: ResultRow) -> str:

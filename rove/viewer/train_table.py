@@ -30,6 +30,8 @@ TABLE_HEAD = (
     "tokens per reply",
     "truncated",
 )
+SAME_REWARD = 1e-9
+"""Smaller differences of rewards come from rounding."""
 NUM_FIRST_COLUMNS = 4
 """Number of columns that are shown even if they are empty."""
 
@@ -62,6 +64,20 @@ class Lengths(NamedTuple):
     def tokens_per_reply(self) -> float | None:
         """Sampled tokens per reply."""
         return self.tokens / self.turns if self.tokens is not None and self.turns else None
+
+
+class Losses(NamedTuple):
+    """The examples in which a model earns less than a scripted policy."""
+
+    examples: int
+    """Number of examples that both have."""
+    lower: int
+    """Number of those in which the model earns less."""
+    line: int
+    """Line of a rollout of the model with the largest difference."""
+    reward: float
+    """The model's mean reward in the example of that rollout."""
+    policy_reward: float
 
 
 class TrainResults(NamedTuple):
@@ -103,6 +119,33 @@ class TrainResults(NamedTuple):
         # The cache of an index ends when its own file grows, so the key has to contain the state of the other file.
         [stamp] = old_index.query("SELECT bytes, lines FROM seen")
         return new_index.cached(("difference", str(old_index.file), stamp), compared)
+
+    def scripts(self, condition: str) -> list[ResultRow]:
+        """Return the rows of the scripted policies with a reward, the weakest first."""
+        rows = [row for row in self.rows if row.model.startswith("scripted:") and condition in row.conditions]
+        rows = [row for row in rows if reward_of(row, condition)["mean"] is not None]
+        return sorted(rows, key=lambda row: reward_of(row, condition)["mean"])
+
+    def losses(self, row: ResultRow, policy: ResultRow, condition: str) -> Losses | None:
+        """Compare a model with a scripted policy on the same examples; None without an example in which it earns less."""
+        paths = [self.evaluation(each, condition) for each in (row, policy)]
+        if None in paths:
+            return None
+        sql = (
+            f"SELECT example_key, AVG(reward), MIN(line) FROM {TABLE_SCAN} "
+            f"WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL GROUP BY example_key"
+        )
+        rewards, policy_rewards = (
+            {key: (mean, line) for key, mean, line in self.open_index(path).query(sql)}
+            for path in paths
+            if path is not None
+        )
+        common = [key for key in rewards if key in policy_rewards]
+        lower = [key for key in common if policy_rewards[key][0] - rewards[key][0] > SAME_REWARD]
+        if not lower:
+            return None
+        worst = max(lower, key=lambda key: policy_rewards[key][0] - rewards[key][0])
+        return Losses(len(common), len(lower), rewards[worst][1], rewards[worst][0], policy_rewards[worst][0])
 
     def lengths(self, row: ResultRow, condition: str) -> Lengths:
         """Return the lengths of a row's rollouts."""

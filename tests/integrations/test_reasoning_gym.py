@@ -156,9 +156,7 @@ def test_code_in_answers_never_runs_in_this_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_family_loads_and_runs_no_answer_in_this_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_family_loads_and_runs_no_answer_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Another test of the session may have imported it.
     monkeypatch.delitem(sys.modules, "reasoning_gym", raising=False)
     marker = tmp_path / "note"

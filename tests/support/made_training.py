@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 from made import made_run, record
@@ -16,17 +18,27 @@ NUM_EXAMPLES = 60
 DIAGNOSIS = {"id": "collapse", "text": "the entropy fell", "stage": "rl1", "step": 3, "steps": 9}
 
 
-def made_training(path: Path) -> TrainFolder:
-    """A complete run of SFT and RL: SFT solves the first 10 of 60 questions, RL all but the last three, which have level 2."""
+def made_training(path: Path, scripts: Mapping[str, int] = MappingProxyType({}), solved: int = 57) -> TrainFolder:
+    """Make a complete run of SFT and RL: SFT solves the first 10 of 60 questions.
+
+    Args:
+        scripts: Names of scripted policies, each with the number of questions that it solves.
+        solved: Number of questions that the model solves after RL; the last three have level 2.
+    """
     folder = TrainFolder(path)
     rows: list[ResultRow] = []
-    for name, solved in (("base", set[int]()), ("+ SFT", set(range(10))), ("+ RL", set(range(57)))):
-        stage = {"base": "model", "+ SFT": "sft/final", "+ RL": "rl1/final"}[name]
-        run = made_run(folder.evaluation_folder(name, "greedy"), [_graded(i, i in solved) for i in range(NUM_EXAMPLES)])
+    solved_by = {f"scripted:{name}": count for name, count in scripts.items()} | {
+        "base": 0,
+        "+ SFT": 10,
+        "+ RL": solved,
+    }
+    for name, count in solved_by.items():
+        stage = {"base": "model", "+ SFT": "sft/final", "+ RL": "rl1/final"}.get(name)
+        run = made_run(folder.evaluation_folder(name, "greedy"), [_graded(i, i < count) for i in range(NUM_EXAMPLES)])
         tally = Tally()
         for outcome in run.outcomes():
             tally.add(outcome)
-        rows.append(ResultRow(name, str(path / stage), {"greedy": tally.result().to_dict()}))
+        rows.append(ResultRow(name, str(path / stage) if stage else name, {"greedy": tally.result().to_dict()}))
     _stage(
         path / "sft",
         "sft",

@@ -58,6 +58,22 @@ def test_the_list_shows_a_training_as_one_row_with_the_reward_of_the_kept_weight
     assert {"mine/sft", "mine/rl1", "mine/eval/RL-greedy"} < {row["name"] for row in everything["runs"]}
 
 
+@pytest.mark.parametrize(("solved", "verdict"), [(57, "Yes: the reward rose"), (12, "Hardly: the reward rose")])
+def test_scripted_policies_show_whether_the_model_has_learned(tmp_path: Path, solved: int, verdict: str):
+    made_training(tmp_path / "runs" / "mine", scripts={"guesser": 5, "oracle": 60}, solved=solved)
+    page = api.stages(RunStore(tmp_path / "runs"), QueryParams([("run", "mine")]))
+    answers = {answer["title"]: answer["parts"] for answer in page["answers"]}
+    [learned] = answers["Learned"]
+    assert learned.startswith(f"{verdict} from before training (base) to after RL: ")
+    assert learned.endswith("For comparison, written policies: scripted:guesser 0.283, scripted:oracle 1.200.")
+    size, link, _ = answers["Still wrong"]
+    assert size == (
+        f"+ RL, greedy: in {60 - solved} of 60 examples it earns less than scripted:oracle; the largest difference is 0.200 "
+        "instead of 1.200 ("
+    )
+    assert link == {"text": "open it", "run": "eval/RL-greedy", "line": solved}
+
+
 def test_the_page_answers_what_one_asks_about_a_training(store: RunStore, tmp_path: Path):
     page = api.stages(store, QueryParams([("run", "mine")]))
     answers = {answer["title"]: answer["parts"] for answer in page["answers"]}
@@ -89,11 +105,11 @@ def test_the_page_answers_what_one_asks_about_a_training(store: RunStore, tmp_pa
     ]
     assert answers["Problems"][0].startswith("Diagnosis of rl1: ")
     path = str(tmp_path / "runs" / "mine" / "rl1" / "final")
-    why = "the best held-out reward (greedy) in training, 0.800; of equal bests the last one"
+    why = "the best held-out reward (greedy) in training, 0.800; of equally good steps, the last"
     assert answers["Kept weights"] == [f"RL 1, step 2: {why}. Folder: ", {"command": path}]
     assert answers["Cost"] == [
-        "2.0 minutes. SFT: 2 steps, RL 1: 2 of 9 steps. If the command was stopped and repeated, this is the cost of its last "
-        "start only."
+        "2.0 minutes. SFT: 2 steps, RL 1: 2 of 9 steps. (A command that was stopped and repeated counts only from its last "
+        "start.)"
     ]
     [repeat] = answers["Repeat"]
     assert repeat["command"].startswith("rove train quiz --recipe ")

@@ -52,7 +52,7 @@ PANELS = (
     Panel("Lengths", "length (tokens per rollout)", "length/mean", in_table=True),
     Panel("Lengths", "held-out length (tokens per rollout)", "eval/(.+)/length/mean", in_table=True),
     Panel("Lengths", "held-out truncated rollouts (share)", "eval/(.+)/truncated", in_table=True),
-    Panel("Lengths", "truncated and failed rollouts", "rollouts/(truncated)|rollouts/(failed)"),
+    Panel("Lengths", "truncated and failed rollouts per step", "rollouts/(truncated)|rollouts/(failed)"),
     Panel("Speed", "throughput (trained tokens per second)", THROUGHPUT),
     Panel("Speed", "seconds per step", "time/(.+)"),
     Panel("Speed", "staleness (steps)", "off_policy/(.+)"),

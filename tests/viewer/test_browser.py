@@ -173,7 +173,7 @@ def test_a_rollout_page_shows_its_board_scores_and_tool_calls(tab: Tab):
         "× 1",
         "0.5",
     ]
-    assert "model 449 ms" in page.locator("aside").inner_text()
+    assert "model 0.45 s" in page.locator("aside").inner_text()
     page = tab.open("rollout?run=rl&line=0")
     page.locator(".call summary").click()
     call = page.locator("#message-3 .call").inner_text()

@@ -32,6 +32,7 @@ from rove.audit.game_checks import (
     check_blind_games,
     check_copied_moves,
     check_moves_of_other_rows,
+    check_redone_steps,
     check_repeated_actions,
 )
 from rove.audit.grader_checks import (
@@ -305,6 +306,7 @@ class _Auditor:
             return
         await self._do("blind-game", check_repeated_actions(subject, base))
         await self._do("blind-game", check_copied_moves(subject, base))
+        await self._do("blind-game", check_redone_steps(subject, base))
         await self._do("blind-game", check_blind_games(subject, base))
         await self._do("blind-game", check_moves_of_other_rows(subject, base))
         await self._do("blind-game", check_fixed_moves(subject, base, self.options.seed))

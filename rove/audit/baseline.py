@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,15 +15,17 @@ from rove.audit.replies import (
     forms,
     from_answer,
     label_forms,
+    observed_actions,
     other_answer,
     policy_forms,
     random_answer,
 )
 from rove.audit.similarity import normalized
 from rove.audit.subject import Measured, Policy, Subject, highest
-from rove.core.messages import text_of
+from rove.core.messages import Messages, text_of
 from rove.core.plain import JsonMapping
 from rove.core.records import RolloutRecord
+from rove.core.state import State, bookkeeping
 
 RIGHT_ANSWER = "right answer"
 """Name of the policy that replies with the row's own answer."""
@@ -155,7 +158,13 @@ async def measure_baseline(subject: Subject) -> Baseline:
     for measured in [*honest, guesses.tried] if answers else honest:
         turns += [len(record.steps) for record in measured.scored]
     is_multi_turn = statistics.fmean(turns or [1.0]) > SEVERAL_TURNS
-    is_retried = statistics.fmean([len(record.steps) for record in guesses.floor.scored] or [1.0]) > SEVERAL_TURNS
+    is_retried = _mean_turns(guesses.floor) > SEVERAL_TURNS
+    if not (is_retried or is_multi_turn or honest):
+        # A game may end at the first invalid move, so that only valid moves show that it has several turns.
+        moves = [
+            await subject.measure(name, policy, FORM_EXAMPLES) for name, policy in _moves(prompts, guesses.form).items()
+        ]
+        is_retried = max(map(_mean_turns, moves)) > SEVERAL_TURNS
     idle_replies = [await _idle(subject, name, reply) for name, reply in IDLE.items()]
     has_tools = any(record.tools for record in idle_replies[0].records)
     # In a task without answers, such as writing a short sentence, "I do not know." may be right.
@@ -177,6 +186,23 @@ async def measure_baseline(subject: Subject) -> Baseline:
         idle=idle,
         chance=guesses.chance,
     )
+
+
+def _mean_turns(measured: Measured) -> float:
+    return statistics.fmean([len(record.steps) for record in measured.scored] or [1.0])
+
+
+def _moves(prompts: Sequence[str], form: Form) -> dict[str, Policy]:
+    """Return policies whose moves may be valid in a game: those that prompts mention, and the numbers from 1."""
+    actions = list(dict.fromkeys(action for prompt in prompts for action in observed_actions(prompt))) or ["1"]
+
+    def mentioned(messages: Messages, state: State, rng: random.Random) -> str:
+        return form(actions[len(bookkeeping(state).trajectory) % len(actions)])
+
+    def numbers(messages: Messages, state: State, rng: random.Random) -> str:
+        return form(str(len(bookkeeping(state).trajectory) + 1))
+
+    return {"the moves of the prompts in turns": mentioned, "the numbers from 1": numbers}
 
 
 async def _guesses_with_answers(subject: Subject, forms_by_name: Mapping[str, Form]) -> _Guesses:

@@ -43,6 +43,8 @@ COPIED_SHARE = 0.4
 """Minimum share of rows whose answer is copied from the prompt."""
 WRONG_SHARE = 0.05
 """If more than this share of the rows contradict another one, right answers are refused often."""
+CONTRADICTED = 0.1
+"""Maximum mean number of further right options of a question, if its right option follows from the question."""
 NEAR_SHARE = 0.1
 """If more than this share of the evaluation rows are near duplicates of training rows, this is a finding."""
 NGRAM = 5
@@ -85,6 +87,21 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
             rate=(share, share, share),
             floor=0.0,
             prompt=_pair(*shared[0]),
+        )
+        return
+    same_questions = _with_other_options(train, evaluation)
+    share = len(same_questions) / len(evaluation)
+    if share > OVERLAP_SHARE:
+        yield Finding(
+            id="data-overlap",
+            severity=Severity.HIGH if share > SEVERE_OVERLAP else Severity.MEDIUM,
+            text=(
+                f"{share:.0%} of {len(evaluation)} evaluation rows ask a question of the {len(train)} training rows, with the "
+                "same right option and other wrong ones"
+            ),
+            rate=(share, share, share),
+            floor=0.0,
+            prompt=_pair(*same_questions[0]),
         )
         return
     near = _resembling(train, evaluation)
@@ -144,6 +161,40 @@ def _content(row: Row) -> tuple[str, ...]:
         return (_normalized(row["text"]), answer)
     other_lines = [_normalized(line) for line in lines if not OPTION.match(line)]
     return (*other_lines, *sorted(options.values()), options[row["answer"].strip("(). ").upper()])
+
+
+def _with_other_options(train: Sequence[Row], evaluation: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Return the evaluation rows with the question and the right option of a training row, each with that row.
+
+    Nothing is returned if questions have several right options, since the rows then differ in what their options show.
+    """
+    by_question: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in [*train, *evaluation]:
+        if _has_options(row):
+            by_question[_question(row)].append(row)
+    groups = list(by_question.values())
+    rights = [{_content(row)[-1] for row in group} for group in groups]
+    if not groups or sum(len(right) for right in rights) > (1 + CONTRADICTED) * len(groups):
+        return []
+    first_training: dict[tuple[str, ...], Row] = {}
+    for row in train:
+        if _has_options(row):
+            first_training.setdefault((*_question(row), _content(row)[-1]), row)
+    pairs: list[tuple[Row, Row]] = []
+    for row in evaluation:
+        training_row = first_training.get((*_question(row), _content(row)[-1])) if _has_options(row) else None
+        if training_row is not None:
+            pairs.append((row, training_row))
+    return pairs
+
+
+def _has_options(row: Row) -> bool:
+    return len(_content(row)) > 2  # without options, these are the prompt and the answer
+
+
+def _question(row: Row) -> tuple[str, ...]:
+    """Return the lines of a question without its options."""
+    return tuple(_normalized(line) for line in row["text"].splitlines() if not OPTION.match(line))
 
 
 def _answers_follow_from_prompts(train: Sequence[Row], evaluation: Sequence[Row]) -> bool:

@@ -45,6 +45,8 @@ NEARLY_ALL = 0.8
 """A blind policy that earns at least this share of the best policy's reward is a finding, even if the weakest policy is good."""
 TRIED_TURNS, MIN_TRIED = 240, 6
 """Number of turns for which a policy is tried in long games, and minimum number of its examples."""
+MAX_VERBS = 4
+"""Maximum number of verbs of commands that are tried as steps."""
 MAX_REPEATED = 8
 """Maximum number of different replies of a policy that are tried as repeated actions."""
 REPEATED_EXAMPLES = 5
@@ -103,6 +105,11 @@ def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
         "give up": constant(form("give up")),
         "count up from 0": lambda messages, state, rng: form(str(len(bookkeeping(state).trajectory))),
         "count up from 1": lambda messages, state, rng: form(str(len(bookkeeping(state).trajectory) + 1)),
+        # The opponent and the grader may read different numbers of a message.
+        "a high number, then a low one": constant("9999, or 1"),
+        "a low number, then a high one": constant("1, or 9999"),
+        "a high number, then a low one, in the form": constant(form("9999 or 1")),
+        "a low number, then a high one, in the form": constant(form("1 or 9999")),
         "random action": lambda messages, state, rng: form(rng.choice(chosen)),
         "all actions at once": constant("\n".join(map(form, chosen))),
     }
@@ -366,6 +373,65 @@ async def check_copied_moves(subject: Subject, base: Baseline) -> AsyncIterator[
                 floor=best.mean,
             )
             return
+
+
+async def check_redone_steps(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if a step of the best policy is paid again after it was undone: "put crown" after "take crown".
+
+    Each verb of the prompt's commands is tried as the step, and each other verb with the same words as its undoing.
+    """
+    if not base.honest:
+        return
+    best = highest(base.honest)
+    policy = subject.env.policies[best.name.removeprefix("policy ")]
+    verbs = commands_in("\n".join(base.prompts))[:MAX_VERBS]
+    for verb, undoing in permutations(verbs, 2):
+        redone = _redone(policy, verb, undoing)
+        name = f"after the first {verb!r}: {undoing!r} and {verb!r} in turns"
+        # The second verb may be a step of its own, such as "put" after "take", and is not paid again.
+        once = {
+            f"after the first {verb!r}: nothing": _redone(policy, verb, undoing, 0),
+            f"after the first {verb!r}: {undoing!r}": _redone(policy, verb, undoing, 1),
+        }
+        tried = await subject.measure(name, redone, REPEATED_EXAMPLES)
+        tried_once = [await subject.measure(*stopped, REPEATED_EXAMPLES) for stopped in once.items()]
+        if tried.mean - highest(tried_once).mean < EXTRA_SHARE * base.task_range:
+            continue
+        repeating = await subject.measure(name, redone)
+        idle = highest(await subject.measure_all(once))
+        gain = repeating.mean - idle.mean
+        if gain >= EXTRA_SHARE * base.task_range and is_higher(repeating, idle, base.task_range):
+            yield repeating.finding(
+                "blind-game",
+                f"{name} earns {repeating.mean:.3f}, and without the repetition {idle.mean:.3f}: the step is paid again after "
+                f"it was undone; the {best.name} earns {best.mean:.3f}",
+                Severity.HIGH if base.share_of_task(gain) >= BLIND_SHARE else Severity.MEDIUM,
+                floor=idle.mean,
+            )
+            return
+
+
+def _redone(policy: Policy, verb: str, undoing: str, limit: int | None = None) -> Policy:
+    """Return a policy that follows `policy` up to its first command with a verb, and then undoes and repeats this command.
+
+    Args:
+        undoing: Verb that undoes the command.
+        limit: Number of commands after the first one, before empty replies; None for no limit.
+    """
+
+    async def redone(messages: Messages, state: State, rng: random.Random) -> str | Message:
+        replies = [text_of(message) for message in messages if message["role"] == "assistant"]
+        steps = [number for number, reply in enumerate(replies) if reply.startswith(f"{verb} ")]
+        if not steps:
+            reply = policy(messages, state, rng)
+            return await reply if inspect.isawaitable(reply) else reply
+        num_after = len(replies) - steps[0] - 1
+        if limit is not None and num_after >= limit:
+            return ""
+        words = replies[steps[0]].removeprefix(verb)
+        return f"{verb if num_after % 2 else undoing}{words}"
+
+    return redone
 
 
 def commands_in(text: str) -> list[str]:

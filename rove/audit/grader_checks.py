@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rove.audit.baseline import Baseline
 from rove.audit.findings import shortened
+from rove.audit.game_checks import actions_of, blind_policies
 from rove.audit.replies import (
     EVERYDAY,
     INJECTIONS,
@@ -52,6 +53,10 @@ MAX_REPLY_CHARS = 300
 """Maximum characters of a strange reply in a finding."""
 MAX_REPEATED = 3
 """Maximum number of policies whose failed rollout is repeated."""
+MIN_CHANGED, CHANGED_SHARE = 3, 0.1
+"""Minimum number and share of rollouts with other messages for a finding."""
+CHANGING = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8,}\b|/tmp/\S+|\d+:\d+(:\d+)?|\d+(\.\d+)? ?m?s(ec\w*)?\b")
+"""Addresses, hashes, temporary files and times, which differ in sound environments, too."""
 MAX_SHOWN = 4
 """Maximum number of replies listed in a finding."""
 
@@ -211,6 +216,10 @@ async def check_determinism(
             "long reply": from_answer(lambda answer: f"{LONG_REPLY}\n{base.form(answer)}"),
         }
     policies |= dict(list(subject.env.policies.items())[:1])
+    if base.is_retried and not base.honest:
+        # An opponent that draws at random shows its moves only to a player who makes valid ones.
+        moves = blind_policies(base.form, actions_of(base))
+        policies |= {name: moves[name] for name in ("cycle", "count up from 1")}
     for name, policy in policies.items():
         # the environment's policies ran first of all: state that rollouts share has changed since
         earlier = next((measured for measured in base.honest if measured.name == f"policy {name}"), None)
@@ -257,6 +266,7 @@ def _mixed_variants(subject: Subject) -> list[tuple[str, Measured]]:
 
 
 def _difference(first: Measured, repeated: Measured, circumstance: str) -> Finding | None:
+    """Return a finding if the same policy got another reward, or other messages after the same replies, when it was repeated."""
     first_records = {(record.example_key, record.rollout_index): record for record in first.scored}
     for record in repeated.scored:
         earlier = first_records.get((record.example_key, record.rollout_index))
@@ -276,7 +286,37 @@ def _difference(first: Measured, repeated: Measured, circumstance: str) -> Findi
                 prompt=prompt,
                 completion=completion,
             )
-    return None
+    return _other_messages(first, repeated, circumstance)
+
+
+def _other_messages(first: Measured, repeated: Measured, circumstance: str) -> Finding | None:
+    """Return a finding if the environment answered the same replies with other messages in several rows."""
+    first_records = {(record.example_key, record.rollout_index): record for record in first.scored}
+    changed: list[RolloutRecord] = []
+    for record in repeated.scored:
+        earlier = first_records.get((record.example_key, record.rollout_index))
+        if earlier is not None and _first_difference(earlier, record) == "environment":
+            changed.append(record)
+    if len(changed) < MIN_CHANGED or len(changed) < CHANGED_SHARE * len(repeated.scored):
+        return None
+    prompt, completion = evidence(changed[0])
+    share = len(changed) / len(repeated.scored)
+    return Finding(
+        id="determinism",
+        text=f"in {share:.0%} of the rollouts, the same replies got other messages when they were repeated {circumstance}",
+        rate=(share, share, share),
+        floor=0.0,
+        prompt=prompt,
+        completion=completion,
+    )
+
+
+def _first_difference(first: RolloutRecord, repeated: RolloutRecord) -> str:
+    """Return who wrote the first message that differs: "model" or "environment"; "" if none differs."""
+    for message, other in zip(first.completion, repeated.completion, strict=False):
+        if CHANGING.sub("", text_of(message)) != CHANGING.sub("", text_of(other)):
+            return "model" if message["role"] == "assistant" else "environment"
+    return ""
 
 
 async def check_parser(

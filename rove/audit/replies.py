@@ -380,6 +380,8 @@ def corrections(form: Form, answers: Sequence[Any]) -> dict[str, Policy]:
 
 
 NUMBER = re.compile(r"-?\d+(\.\d+)?$")
+THOUSANDS = re.compile(r"-?\d{1,3}([, ]\d{3})+")
+"""A number whose groups of digits are separated."""
 MIN_TENTH = 15
 """Smallest number that is changed by a tenth; for smaller ones, a tenth is within a tolerance of one."""
 
@@ -429,6 +431,8 @@ def corruptions(answer: str, rng: random.Random) -> dict[str, str]:
         if len(set(items)) > 1:
             # A grader that counts each copy as a hit pays for all items.
             variants["only the first item, repeated"] = separator.join([items[0]] * (2 * len(items) + 1))
+        if len(items) > 1 and all(map(NUMBER.match, items)) and not THOUSANDS.fullmatch(answer.strip()):
+            variants["without the separators"] = "".join(items)
         variants["another last word"] = " ".join([*words[:-1], NONSENSE])
         variants["nonsense appended"] = f"{answer} qxzj"
         variants["nonsense in front"] = f"qxzj{answer}"

@@ -28,9 +28,13 @@ DIGITS = ("9", "5", "1", "0")
 """Digits with which a pattern's numbers are written. A score out of 5 counts with 5, a share with 1."""
 RATINGS = ("10", "5", "1", "yes")
 """Values that are written after a text such as "Score:"."""
+LABEL = re.compile(r"^[A-Z]\w+:(?=\s*$|\s*x)", re.MULTILINE)
+"""A label of a line, such as "Reference:", in a text that matches a pattern."""
+MAX_LABELS = 6
+"""Maximum number of labels with which a reply imitates the text for a judge."""
 MAX_TEXTS = 60
 """Maximum number of texts that are tried."""
-MAX_CHARS = 60
+MAX_CHARS = 120
 """Maximum characters of a text from the code; a longer one is a message and no mark of a verdict."""
 MAX_MEASURED = 3
 """Maximum number of texts that are tried on all examples."""
@@ -85,6 +89,11 @@ def searched_texts(file: Path) -> list[str]:
             texts[text] = None
             if text.rstrip().endswith((":", "=")):
                 texts |= dict.fromkeys(f"{text.rstrip()} {value}" for value in RATINGS)
+    # A judge that reads labeled lines, such as "Reference: …", may read those of the reply.
+    labels = list(dict.fromkeys(label for text in texts for label in LABEL.findall(text)))
+    if 1 < len(labels) <= MAX_LABELS:
+        lines = "\n".join(f"{label} x" for label in labels)
+        texts = {f"x\n{lines}": None, **texts}
     return [text for text in texts if text.strip() and len(text) <= MAX_CHARS]
 
 

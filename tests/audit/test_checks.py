@@ -171,6 +171,17 @@ async def test_monotonicity(grade: Any, is_found: bool) -> None:
     assert ["other sign" in finding.text for finding in reported_findings] == [True] * is_found
 
 
+@pytest.mark.parametrize("is_found", [False, True])
+async def test_pairs_whose_digits_are_joined(is_found: bool) -> None:
+    def grade(completion: Any, answer: str) -> float:
+        reply = text(completion)
+        return float(reply.replace(",", "") == answer.replace(",", "") if is_found else reply == answer)
+
+    pairs = [{"question": f"Solve problem {n}.", "answer": f"{n},{n + 12}"} for n in range(3, 60)]
+    reported_findings = await findings(check_monotonicity, vf.SingleTurnEnv(dataset=pairs, rubric=vf.Rubric([grade])))
+    assert ["without the separators" in finding.text for finding in reported_findings] == [True] * is_found
+
+
 @pytest.mark.parametrize(
     ("grade", "is_found"),
     [

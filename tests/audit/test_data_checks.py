@@ -116,6 +116,22 @@ def test_rows_that_contradict_each_other(rows: Any, severities: list[Severity]) 
     assert [finding.severity for finding in check_contradictions(rows)] == severities
 
 
+def capital(country: int, variant: int) -> dict[str, Any]:
+    """Return a question about a country with other wrong options and another order in each variant."""
+    options = [f"City{country}", *(f"City{country * 7 + variant * 13 + k + 100}" for k in range(3))]
+    options = options[variant:] + options[:variant]
+    lines = [f"{letter}) {option}" for letter, option in zip("ABCD", options, strict=True)]
+    text = "\n".join([f"What is the capital of country {country}?", *lines])
+    return row(text, "ABCD"[options.index(f"City{country}")])
+
+
+def test_questions_that_return_with_other_options() -> None:
+    variants = [capital(country, variant) for variant in range(2) for country in range(60)]
+    [finding] = check_overlap(variants, [capital(country, 3) for country in range(40, 100)], has_both=True)
+    assert finding.severity is Severity.HIGH and "other wrong ones" in finding.text
+    assert list(check_overlap(variants, [capital(country, 3) for country in range(60, 120)], has_both=True)) == []
+
+
 def readings(number: int, written: str = "{:.2f}") -> dict[str, Any]:
     """Return a row whose answer has the sorted numbers of its prompt, written in this way."""
     numbers = [30.11 + number, 25.37 + number, 41.59 + number]

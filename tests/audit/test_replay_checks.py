@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import rove as vf
-from rove.audit.game_checks import check_blind_games, check_copied_moves
+from rove.audit.game_checks import check_blind_games, check_copied_moves, check_redone_steps
+from rove.audit.grader_checks import check_determinism
 from rove.audit.leak_checks import check_message_leaks
 from rove.audit.replay_checks import (
     check_fixed_moves,
@@ -117,6 +118,99 @@ class Market(vf.MultiTurnEnv):
 async def test_an_opponent_that_a_fixed_script_beats(is_found: bool) -> None:
     reported_findings = await findings(check_blind_games, Market(firm=not is_found))
     assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found
+
+
+class Offers(vf.MultiTurnEnv):
+    """A seller who decides by the highest number of a message; with `is_found`, the buyer pays the last one."""
+
+    def __init__(self, is_found: bool):
+        rows = [{"question": f"Item {number} costs 500. Name your price."} for number in range(30)]
+        super().__init__(dataset=rows, rubric=vf.Rubric([lambda state: 1.0 - state["paid"] / 1000]), max_turns=4)
+        self.is_found = is_found
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> None:
+        state["paid"] = 1000
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+        numbers = [int(number) for number in re.findall(r"\d+", messages[-1]["content"])]
+        if not numbers or max(numbers) < 500:
+            return "More."
+        state["paid"] = numbers[-1] if self.is_found else min(1000, max(numbers))
+        state["final_env_response"] = "sold"
+        return "sold"
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_a_message_with_two_numbers(is_found: bool) -> None:
+    reported_findings = await findings(check_blind_games, Offers(is_found))
+    two_numbers = [finding for finding in reported_findings if "a high number, then a low one" in finding.text]
+    assert [finding.severity for finding in two_numbers] == [Severity.HIGH] * is_found
+
+
+class Chest(vf.MultiTurnEnv):
+    """Three treasures for a chest; with `pays_again`, the same treasure is paid each time that it is put there."""
+
+    def __init__(self, pays_again: bool):
+        def points(state: Any) -> float:
+            return min(1.0, (state["puts"] if pays_again else len(state["chest"])) / 3)
+
+        def explorer(messages: Any, state: Any, rng: Any) -> str:
+            verb, treasure = divmod(len(state["trajectory"]), 2)[::-1]
+            return f"{('take', 'put')[verb]} {state['info']['treasures'][treasure]}"
+
+        names = ["crown", "coin", "ring", "pearl", "statue"]
+        rows = [
+            {"question": f"House {n}", "info": {"treasures": [names[(n + k) % 5] for k in range(3)]}} for n in range(30)
+        ]
+        super().__init__(
+            dataset=rows,
+            system_prompt="Commands: take THING, put THING.",
+            rubric=vf.Rubric([points]),
+            policies={"explorer": explorer},
+            max_turns=10,
+        )
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> None:
+        state.update(chest=[], puts=0)
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+        verb, _, treasure = messages[-1]["content"].partition(" ")
+        if verb == "put" and treasure not in state["chest"]:
+            state["chest"] = [*state["chest"], treasure]
+            state["puts"] += 1
+        elif verb == "take":
+            state["chest"] = [other for other in state["chest"] if other != treasure]
+        if len(state["chest"]) == 3:
+            state["final_env_response"] = "all"
+        return "ok"
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_a_step_that_is_paid_again_after_it_was_undone(is_found: bool) -> None:
+    reported_findings = await findings(check_redone_steps, Chest(pays_again=is_found))
+    assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_an_opponent_whose_moves_depend_on_earlier_games(is_found: bool) -> None:
+    rng = random.Random(0)
+
+    class Cards(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+            if not messages[-1]["content"].isdigit():
+                state["final_env_response"] = "no card"
+                return "no card"
+            dice = rng if is_found else random.Random(state["example_id"])
+            return f"I play {dice.randint(1, 6)}."
+
+    rows = [{"question": f"Game {number}: play the cards 1 to 6."} for number in range(30)]
+    env = Cards(dataset=rows, rubric=vf.Rubric([lambda completion: 0.0]), max_turns=4)
+
+    def same_environment(variables: dict[str, str]) -> vf.Environment:
+        return env
+
+    reported_findings = await findings(check_determinism, env, same_environment)
+    assert ["other messages" in finding.text for finding in reported_findings] == [True] * is_found
 
 
 class Form(vf.MultiTurnEnv):

@@ -57,6 +57,14 @@ def test_texts_of_patterns_comparisons_and_methods(tmp_path: Path) -> None:
     assert searched_texts(file) == []
 
 
+def test_labels_of_a_judge_are_imitated_together(tmp_path: Path) -> None:
+    file = tmp_path / "judged.py"
+    file.write_text(
+        'import re\nFIELD = re.compile(r"^(Reference|Candidate): *(.*)$", re.M)\nFIELD.search("")', encoding="utf-8"
+    )
+    assert searched_texts(file)[0] == "x\nReference: x\nCandidate: x"
+
+
 @pytest.mark.parametrize("is_found", [True, False])
 async def test_a_grader_that_finds_its_verdict_in_the_reply(is_found: bool, tmp_path: Path) -> None:
     def grade(completion: Any, info: Any) -> float:

@@ -225,4 +225,4 @@ def test_rove_eval_runs_a_taskset(
     completed = rove("eval", "reversal", "-m", "scripted:first", "-n", "2", "-r", "2", "--run-dir", "run")
     assert completed.status == 0, completed.err
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert (summary.scored, summary.failed, summary.reward.mean) == (4, 0, 1.0)
+    assert (summary["scored"], summary["failed"], summary["reward"]["mean"]) == (4, 0, 1.0)

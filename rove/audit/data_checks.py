@@ -111,13 +111,15 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
         # If training rows resemble each other as often, they come from one template, and the evaluation rows are not copies.
         within = len(_resembling(train[:half], train[half:])) / max(1, len(train) - half)
         text = f"{share:.0%} of {len(evaluation)} evaluation rows nearly equal a training row"
-        if within > 0.7 * share:
+        is_template = within > 0.7 * share
+        if is_template:
             text += (
                 f"; {within:.0%} of the training rows nearly equal another one: ignore this if all rows come from one "
                 "template and their answers or start positions differ"
             )
         yield Finding(
             id="data-overlap",
+            severity=Severity.LOW if is_template else Severity.MEDIUM,
             text=text,
             rate=(share, share, share),
             floor=0.0,

@@ -182,20 +182,37 @@ REWRITES: dict[str, tuple[Rewrite, str]] = {
 """Name → function, and a text whose presence in the prompt means that the prompt asks for the form of the row's answer."""
 
 
+def _with_thousands(answer: str) -> str:
+    number = re.fullmatch(r"(-?\d{4,})(\.\d+)?", answer)
+    return f"{int(number[1]):,}{number[2] or ''}" if number else ""
+
+
+SHOWN_FORMS: dict[str, tuple[Rewrite, re.Pattern[str]]] = {
+    "with thousands separators": (_with_thousands, re.compile(r"\d,\d{3}\b")),
+}
+"""Name → function, and a pattern of prompts that show this form, so that a model will use it."""
+
+
 async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding if right answers in another form are refused although no prompt asks for the form of the rows' answers.
 
-    Only forms are tried that are plainer than the row's answer: a grader may ask for a certain form, but a model cannot guess
-    LaTeX, separators or spaces that no prompt mentions.
+    Only forms are tried that are plainer than the row's answer, or that prompts show: a grader may ask for a certain form, but a
+    model cannot guess LaTeX, separators or spaces that no prompt mentions.
     """
     own_answer = base.own_answer
     if own_answer is None or not can_compare_variants(base):
         return
     own_rewards = {record.example_key: reward_of(record) for record in own_answer.scored}
     worst: tuple[float, Measured, str] | None = None
-    for name, (rewrite, mark) in REWRITES.items():
-        num_rewritten = sum(bool(rewrite(str(answer))) for answer in subject.answers)
-        if num_rewritten < MIN_FORMS or any(mark in prompt for prompt in _instructions(base.prompts)):
+    instructions = _instructions(base.prompts)
+    plainer = [
+        (name, rewrite) for name, (rewrite, mark) in REWRITES.items() if not any(mark in text for text in instructions)
+    ]
+    shown = [
+        (name, rewrite) for name, (rewrite, pattern) in SHOWN_FORMS.items() if all(map(pattern.search, base.prompts))
+    ]
+    for name, rewrite in [*plainer, *shown]:
+        if sum(bool(rewrite(str(answer))) for answer in subject.answers) < MIN_FORMS:
             continue
         measured = await subject.measure(f"answer {name}", from_answer(_in_form(base, rewrite)))
         changed = Measured(measured.name, [record for record in measured.scored if rewrite(record.answer)])
@@ -210,12 +227,13 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
     # The lowest reward: the grader may accept the other form in some rows, and their replies would show no refusal.
     record = min(changed.scored, key=reward_of)
     prompt, completion = evidence(record)
+    reason = "the prompt shows this form, and not" if name in SHOWN_FORMS else "the prompt does not ask for"
     yield Finding(
         id="own-answer",
         severity=Severity.HIGH if share > PAID_SHARE else Severity.MEDIUM,
         text=(
-            f"right answers are refused {name}, although the prompt does not ask for the form of the rows' answers, such as "
-            f"{record.answer!r}: they earn {changed.mean:.3f}"
+            f"right answers are refused {name}, although {reason} the form of the rows' answers, such as {record.answer!r}: "
+            f"they earn {changed.mean:.3f}"
         ),
         cause="the grader compares texts where it should compare values",
         remedy="compare values, or state the required form in the prompt",

@@ -475,8 +475,8 @@ NASTY: dict[str, str] = {
     "two lines": "first\nsecond",
 }
 """Name → a text that breaks naive graders."""
-UNUSUAL = ("100 kB", "100 kB without spaces", "deep brackets", "deep lists", "deep braces")
-"""Texts of `NASTY` that hardly any model writes: very long ones, and thousands of brackets in each other."""
+UNUSUAL = ("100 kB", "100 kB without spaces", "huge number", "deep brackets", "deep lists", "deep braces")
+"""Texts of `NASTY` that hardly any model writes: very long ones, 5,000 digits, and thousands of brackets in each other."""
 EVERYDAY = ("empty", "a word", "a sentence", "a number", "two lines")
 """Texts of `NASTY` that any model writes; a grader that fails on them loses ordinary rollouts."""
 

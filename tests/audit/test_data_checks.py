@@ -93,6 +93,7 @@ def test_rows_from_one_template_are_named(is_template: bool) -> None:
     train = [*plain, *varied] if is_template else [*plain, *stories(200, 100)]
     [finding] = check_overlap(train, [row(train_row["text"] + " at noon") for train_row in plain], has_both=True)
     assert ("come from one template" in finding.text) == is_template
+    assert finding.severity is (Severity.LOW if is_template else Severity.MEDIUM)
 
 
 def questions(wrong_rows: int, template: str = "Write the symbol of element{}.") -> list[dict[str, Any]]:

@@ -116,6 +116,20 @@ async def test_right_answers_in_a_plainer_form(prompt: str, grade: Any, is_found
 
 
 @pytest.mark.parametrize(
+    ("example", "ignored", "is_found"),
+    [("Total: 1,020.40", "", True), ("Total: 1,020.40", ",", False), ("Total: 1020.40", "", False)],
+)
+async def test_right_answers_in_the_form_of_the_prompt(example: str, ignored: str, is_found: bool) -> None:
+    def correct(completion: Any, answer: str) -> float:
+        total = text(completion).replace(ignored, "") if ignored else text(completion)
+        return float(total == answer)
+
+    rows = [{"question": f"Add. Write: {example}\nBill {n}", "answer": f"{n * 397}.50"} for n in range(3, 40)]
+    reported = await findings(check_refused_forms, vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct])))
+    assert [finding.severity for finding in reported] == [Severity.HIGH] * is_found
+
+
+@pytest.mark.parametrize(
     ("grade", "severities"),
     [
         (lambda completion, answer: 0.6 * bool(text(completion)) + 0.4 * exact(completion, answer), [Severity.HIGH]),

@@ -258,9 +258,9 @@ class _Auditor:
         # first, since a grader that hangs on some reply uses up the time of the other checks
         await self._do("grader-robustness", check_robustness(subject, base))
         await self._do("blind-reply", check_blind_replies(subject, base, bool(self.judge.calls)), only_single)
-        await self._do("blind-reply", check_source_texts(subject, base))
+        await self._do("blind-reply", check_source_texts(subject, base), only_single)
         await self._do("hedging", check_hedging(subject, base), no_own)
-        await self._do("own-answer", check_own_answer(subject, base), no_own)
+        await self._do("own-answer", check_own_answer(subject, base, is_cheap=not self.judge.calls), no_own)
         await self._do("own-answer", check_refused_forms(subject, base), no_variants)
         await self._do("monotonicity", check_monotonicity(subject, base), no_variants)
         await self._do("length", check_length(subject, base), only_single)

@@ -37,7 +37,10 @@ MAX_OF_CHANCE = 0.5
 """Rare words do not determine the answer, either, if such pairs have different answers more than half as often as random rows. If
 85% of the answers are "yes", two different questions about a person differ as rarely as rows with wrong answers do."""
 NUMBER = re.compile(r"(?<![\w.-])-?\d+(?:\.\d+)?|\d+(?:\.\d+)?")
-MIN_COPIED, MIN_TELLING = 2, 20
+NUMBER_LIST = re.compile(r"[\d\s.,;\[\]()-]+")
+MAX_DECIMALS = 4
+"""Numbers of decimals from 0 to below this one are tried as the rounding of a number."""
+MIN_COPIED, MIN_DISTINCTIVE = 2, 20
 """Minimum count of an answer's numbers that are compared with its prompt, and minimum of such a number if it is whole."""
 COPIED_SHARE = 0.4
 """Minimum share of rows whose answer is copied from the prompt."""
@@ -323,39 +326,50 @@ def check_contradictions(rows: Sequence[Row]) -> Iterator[Finding]:
 
 
 def check_copied_numbers(rows: Sequence[Row]) -> Iterator[Finding]:
-    """Yield a finding if the answers of some rows have numbers that their prompt lacks, although the others are copied from it.
+    """Yield a finding if answers have rounded numbers of their prompt, although those of the other rows are copied from it.
 
-    For example, the readings of a list were rounded in the answer, so right answers are refused. Only answers of several
-    numbers are compared; one number may be in a prompt by chance.
+    For example, the readings of a list were rounded in some answers, so right answers are refused. Only answers that are lists
+    of numbers are compared; one number may be in a prompt by chance.
     """
     copied: list[Row] = []
-    other: list[Row] = []
+    rounded: list[Row] = []
     for row in rows:
-        numbers = set(map(float, NUMBER.findall(row["answer"])))
-        # Small whole numbers are in many prompts by chance.
-        telling = {number for number in numbers if number % 1 or abs(number) >= MIN_TELLING}
-        if len(telling) < MIN_COPIED:
+        if not NUMBER_LIST.fullmatch(row["answer"]):
             continue
-        shown = set(map(float, NUMBER.findall(row["text"])))
-        if telling <= shown:
+        # Small whole numbers are in many prompts by chance.
+        numbers = [number for number in _values_of(row["answer"]) if number % 1 or abs(number) >= MIN_DISTINCTIVE]
+        if len(numbers) < MIN_COPIED:
+            continue
+        shown = _values_of(row["text"])
+        missing = [number for number in numbers if number not in shown]
+        if not missing:
             copied.append(row)
-        elif len(telling & shown) >= MIN_COPIED:
-            other.append(row)
-    count = len(copied) + len(other)
-    if count < MIN_QUESTIONS or len(other) < MIN_CONTRADICTORY or len(copied) < COPIED_SHARE * count:
+        elif all(_is_rounded(number, shown) for number in missing):
+            rounded.append(row)
+    count = len(copied) + len(rounded)
+    if count < MIN_QUESTIONS or len(rounded) < MIN_CONTRADICTORY or len(copied) < COPIED_SHARE * count:
         return
-    share = len(other) / count
+    share = len(rounded) / count
     yield Finding(
         id="contradictory-rows",
         severity=Severity.HIGH if share > WRONG_SHARE else Severity.MEDIUM,
         text=(
-            f"the answers of {len(other)} of {count} rows contain numbers that their prompt lacks; those of the other rows are "
+            f"the answers of {len(rounded)} of {count} rows contain rounded numbers of their prompt; those of the other rows are "
             "copied from the prompt"
         ),
         rate=(share, share, share),
         floor=0.0,
-        prompt=f"{shortened(other[0]['text'], 500)} → {shortened(other[0]['answer'], 200)}",
+        prompt=f"{shortened(rounded[0]['text'], 500)} → {shortened(rounded[0]['answer'], 200)}",
     )
+
+
+def _values_of(text: str) -> set[float]:
+    """Return the numbers of a text, with or without thousands separators."""
+    return set(map(float, NUMBER.findall(re.sub(r"(?<=\d),(?=\d{3}\b)", "", text))))
+
+
+def _is_rounded(number: float, shown: set[float]) -> bool:
+    return any(round(value, decimals) == number for value in shown for decimals in range(MAX_DECIMALS))
 
 
 def _agree(first: Row, second: Row) -> bool:

@@ -8,7 +8,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from itertools import permutations
+from itertools import pairwise, permutations
 
 from rove.audit.baseline import Baseline, beats_guess, is_higher
 from rove.audit.findings import shortened
@@ -356,7 +356,9 @@ async def check_copied_moves(subject: Subject, base: Baseline) -> AsyncIterator[
     frequent = [move for move, count in counts.most_common(MAX_PAIRED) if count > 1]
     for first, then in permutations(frequent, 2):
         # Two moves may undo each other, such as a step forward and back.
-        name = f"{first!r} and {then!r}, {COPIES} times, before the moves of the {best.name}"
+        name = (
+            f"{shortened(first, 40)!r} and {shortened(then, 40)!r}, {COPIES} times, before the moves of the {best.name}"
+        )
         pairs: Moves = [AssistantMessage(first), AssistantMessage(then)] * COPIES
         variants[name] = lambda row, pairs=pairs: [*pairs, *moves.get(row, [])]
     for name, choose in variants.items():
@@ -378,45 +380,50 @@ async def check_copied_moves(subject: Subject, base: Baseline) -> AsyncIterator[
 async def check_redone_steps(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding if a step of the best policy is paid again after it was undone: "put crown" after "take crown".
 
-    Each verb of the prompt's commands is tried as the step, and each other verb with the same words as its undoing.
+    Each verb of the prompt's commands is tried as the step, and each other verb with the same words as its undoing. The reward
+    must rise with the second step and again with the third one; all rollouts end with the same empty reply.
     """
     if not base.honest:
         return
     best = highest(base.honest)
     policy = subject.env.policies[best.name.removeprefix("policy ")]
+    commands = [list(map(text_of, moves)) for moves in moves_by_row(best).values()]
     verbs = commands_in("\n".join(base.prompts))[:MAX_VERBS]
     for verb, undoing in permutations(verbs, 2):
-        redone = _redone(policy, verb, undoing)
-        name = f"after the first {verb!r}: {undoing!r} and {verb!r} in turns"
-        # The second verb may be a step of its own, such as "put" after "take", and is not paid again.
-        once = {
-            f"after the first {verb!r}: nothing": _redone(policy, verb, undoing, 0),
-            f"after the first {verb!r}: {undoing!r}": _redone(policy, verb, undoing, 1),
-        }
-        tried = await subject.measure(name, redone, REPEATED_EXAMPLES)
-        tried_once = [await subject.measure(*stopped, REPEATED_EXAMPLES) for stopped in once.items()]
-        if tried.mean - highest(tried_once).mean < EXTRA_SHARE * base.task_range:
+        used = [[command for command in row if command.startswith(f"{verb} ")] for row in commands]
+        # A task such as selling and buying repeats its commands.
+        is_repeated = any(len(set(row)) < len(row) for row in used)
+        if is_repeated or not any(used):
             continue
-        repeating = await subject.measure(name, redone)
-        idle = highest(await subject.measure_all(once))
-        gain = repeating.mean - idle.mean
-        if gain >= EXTRA_SHARE * base.task_range and is_higher(repeating, idle, base.task_range):
-            yield repeating.finding(
+        variants = {
+            f"{undoing!r} and {verb!r}, {count} times, after the first {verb!r}": _redone(
+                policy, verb, undoing, 2 * count
+            )
+            for count in (0, 1, 2)
+        }
+        step = EXTRA_SHARE * base.task_range
+        tried = [await subject.measure(*variant, REPEATED_EXAMPLES) for variant in variants.items()]
+        if any(after.mean - before.mean < step for before, after in pairwise(tried)):
+            continue
+        once, twice, again = await subject.measure_all(variants)
+        if again.mean - twice.mean >= step and is_higher(twice, once, base.task_range):
+            gain = again.mean - once.mean
+            yield again.finding(
                 "blind-game",
-                f"{name} earns {repeating.mean:.3f}, and without the repetition {idle.mean:.3f}: the step is paid again after "
-                f"it was undone; the {best.name} earns {best.mean:.3f}",
+                f"{again.name}, earns {again.mean:.3f}, and the first {verb!r} alone {once.mean:.3f}: the step is paid again "
+                f"after it was undone; the {best.name} earns {best.mean:.3f}",
                 Severity.HIGH if base.share_of_task(gain) >= BLIND_SHARE else Severity.MEDIUM,
-                floor=idle.mean,
+                floor=once.mean,
             )
             return
 
 
-def _redone(policy: Policy, verb: str, undoing: str, limit: int | None = None) -> Policy:
+def _redone(policy: Policy, verb: str, undoing: str, limit: int) -> Policy:
     """Return a policy that follows `policy` up to its first command with a verb, and then undoes and repeats this command.
 
     Args:
         undoing: Verb that undoes the command.
-        limit: Number of commands after the first one, before empty replies; None for no limit.
+        limit: Number of commands after the first one, before empty replies.
     """
 
     async def redone(messages: Messages, state: State, rng: random.Random) -> str | Message:
@@ -426,7 +433,7 @@ def _redone(policy: Policy, verb: str, undoing: str, limit: int | None = None) -
             reply = policy(messages, state, rng)
             return await reply if inspect.isawaitable(reply) else reply
         num_after = len(replies) - steps[0] - 1
-        if limit is not None and num_after >= limit:
+        if num_after >= limit:
             return ""
         words = replies[steps[0]].removeprefix(verb)
         return f"{verb if num_after % 2 else undoing}{words}"

@@ -64,7 +64,7 @@ MAX_SHOWN = 4
 async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding about strange replies that break the grader.
 
-    The search ends at the first reply that ends or blocks the worker, because each such reply takes a long time.
+    The search ends at the first ordinary reply that ends or blocks the worker, because each such reply takes a long time.
     """
     broken: dict[str, RolloutRecord] = {}
     strange: dict[str, Policy] = {name: constant(text) for name, text in NASTY.items()}
@@ -75,7 +75,11 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     )
     strange["the answer with powers"] = from_answer(lambda answer: base.form(re.sub(r"[-+*/]", "**", answer)))
     strange[TOWER] = from_answer(lambda answer: base.form(_tower(answer)))
+    is_blocked = False
     for name, policy in strange.items():
+        # Each reply that blocks the worker takes seconds, and one unusual reply is enough.
+        if is_blocked and _is_unusual(name):
+            continue
         # a tower of powers may use much time and memory before the worker is killed
         count = 1 if name == TOWER else NASTY_EXAMPLES
         measured = await subject.measure(f"{STRANGE}{name}", policy, count, is_recorded=False, max_turns=FEW_TURNS)
@@ -85,6 +89,7 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
             # After an unusual reply, an ordinary one may fail as well, which is worse.
             if is_worker_failure(failed) and not _is_unusual(name):
                 break
+            is_blocked = is_blocked or is_worker_failure(failed)
     if broken:
         label, record = max(
             broken.items(),

@@ -164,12 +164,13 @@ def _leaking_records(measured: Measured, choose: Callable[[list[Any]], list[Any]
 
 
 def options_like(answer: str, prompt: Any) -> list[str]:
-    """Return the other words of the prompt that are written like the answer, if the prompt has the answer, too: "A or B?"."""
-    words = re.findall(r"\w[\w-]*", last_message(prompt) if is_list(prompt) else str(prompt))
-    if answer not in words or not re.match(r"[A-Z]", answer):
+    """Return the words that the prompt offers beside the answer, as in "A or B?" and "A, B or C?"."""
+    text = last_message(prompt) if is_list(prompt) else str(prompt)
+    if not re.fullmatch(r"\w[\w-]*", answer):
         return []
-    # The first word of a sentence is capitalized as well, so it may be a word that the message has for another reason.
-    return [word for word in dict.fromkeys(words) if word != answer and re.match(r"[A-Z]\w{2,}", word)]
+    lists = re.findall(r"\w[\w-]*(?:, \w[\w-]*)*,? or \w[\w-]*", text)
+    options = [re.findall(r"(?!or\b)\w[\w-]*", listed) for listed in lists]
+    return [option for listed in options if answer in listed for option in listed if option != answer]
 
 
 def each_tool(messages: Messages, state: State, rng: random.Random) -> str | Message:
@@ -182,8 +183,9 @@ def each_tool(messages: Messages, state: State, rng: random.Random) -> str | Mes
 
 
 def contains_answer(completion: Sequence[dict[str, object]], answer: str) -> bool:
-    """Return whether a message that the model did not write contains an answer, a rounded number for it, or has all parts of an
-    answer in one line.
+    """Return whether the environment's messages contain an answer.
+
+    A number that equals the answer when it is rounded counts, too, and so do all parts of an answer in one line.
     """
     texts = [text_of(message) for message in completion if message["role"] != "assistant"]
     pattern = rf"(?<!\w){re.escape(answer)}(?!\w)"

@@ -183,12 +183,12 @@ REWRITES: dict[str, tuple[Rewrite, str]] = {
 
 
 def _with_thousands(answer: str) -> str:
-    number = re.fullmatch(r"(-?\d{4,})(\.\d+)?", answer)
+    number = re.fullmatch(r"(-?[1-9]\d{3,})(\.\d+)?", answer)
     return f"{int(number[1]):,}{number[2] or ''}" if number else ""
 
 
 SHOWN_FORMS: dict[str, tuple[Rewrite, re.Pattern[str]]] = {
-    "with thousands separators": (_with_thousands, re.compile(r"\d,\d{3}\b")),
+    "with thousands separators": (_with_thousands, re.compile(r"(?<![\d,])\d{1,3}(,\d{3})+(?![\d,])")),
 }
 """Name → function, and a pattern of prompts that show this form, so that a model will use it."""
 
@@ -209,7 +209,7 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
         (name, rewrite) for name, (rewrite, mark) in REWRITES.items() if not any(mark in text for text in instructions)
     ]
     shown = [
-        (name, rewrite) for name, (rewrite, pattern) in SHOWN_FORMS.items() if all(map(pattern.search, base.prompts))
+        (name, rewrite) for name, (rewrite, pattern) in SHOWN_FORMS.items() if all(map(pattern.search, instructions))
     ]
     for name, rewrite in [*plainer, *shown]:
         if sum(bool(rewrite(str(answer))) for answer in subject.answers) < MIN_FORMS:

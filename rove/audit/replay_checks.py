@@ -137,9 +137,7 @@ async def check_repeatable_rewards(subject: Subject, base: Baseline) -> AsyncIte
         return
     span = max(base.task_range, 1e-9)
     verbs = commands_in("\n".join([*base.prompts, *map(shown_to_all, base.idle.records[:1])]))
-    candidates = [candidate async for candidate in _paid_commands(subject, base, verbs)] if verbs else []
-    candidates += [candidate async for candidate in _paid_actions(subject, base)]
-    for record, beginning, pair in candidates:
+    async for record, beginning, pair in _candidates(subject, base, verbs):
         rewards: list[float] = []
         results: list[Measured] = []
         for count in REPETITIONS:
@@ -172,6 +170,15 @@ def _repeat(messages: Sequence[str]) -> bool:
 
 Candidate = tuple[RolloutRecord, list[str], list[str]]
 """A rollout, its moves up to the first reward, and two moves that may earn more when they are repeated."""
+
+
+async def _candidates(subject: Subject, base: Baseline, verbs: Sequence[str]) -> AsyncIterator[Candidate]:
+    """Yield pairs of commands, if the prompt has any, and then pairs of actions."""
+    if verbs:
+        async for candidate in _paid_commands(subject, base, verbs):
+            yield candidate
+    async for candidate in _paid_actions(subject, base):
+        yield candidate
 
 
 async def _paid_commands(subject: Subject, base: Baseline, verbs: Sequence[str]) -> AsyncIterator[Candidate]:
@@ -219,22 +226,14 @@ async def check_fixed_moves(subject: Subject, base: Baseline, seed: int = 0) -> 
     lists = [list(map(text_of, moves)) for moves in moves_by_row(best).values() if moves]
     turns = max(map(len, lists), default=0)
     # The same list on all rows shows that the rows are one task.
-    if not 1 < turns <= MAX_LIST or len(set(map(tuple, lists))) < 2 or not all(map(all, lists)):
+    if not 1 < turns <= MAX_LIST or len(set(map(tuple, lists))) < 2:
         return
-    rng = random.Random(seed)
+    if any(not move for moves in lists for move in moves):  # calls of tools have no text
+        return
     moves = list(dict.fromkeys(chain.from_iterable(lists)))
     if len(moves) > MAX_LIST_MOVES:
         return
-    candidates = list(dict.fromkeys(map(tuple, lists)))[:FIRST_LISTS]
-    scored = [(await _mean_of_list(subject, candidate), candidate) for candidate in candidates]
-    mean, chosen = max(scored)
-    for _ in range(min(MAX_CHANGES, LIST_TURNS // (turns * LIST_EXAMPLES))):
-        if mean >= best.mean:
-            break
-        changed = _changed_list(rng, chosen, moves)
-        new_mean = await _mean_of_list(subject, changed)
-        if new_mean >= mean:
-            mean, chosen = new_mean, changed
+    mean, chosen = await _best_list(subject, lists, moves, best.mean, seed)
     if mean < NEARLY_ALL * best.mean:
         return
     # On the rows of the search, the best of many lists is partly lucky.
@@ -254,6 +253,29 @@ async def check_fixed_moves(subject: Subject, base: Baseline, seed: int = 0) -> 
         )
 
 
+async def _best_list(
+    subject: Subject, lists: Sequence[Sequence[str]], moves: Sequence[str], goal: float, seed: int
+) -> tuple[float, tuple[str, ...]]:
+    """Return the best list of moves that the search finds, with its mean reward; it ends at a mean reward of `goal`.
+
+    Args:
+        lists: The lists of the best policy, with which the search begins.
+        moves: The moves that a list may have.
+    """
+    rng = random.Random(seed)
+    candidates = list(dict.fromkeys(map(tuple, lists)))[:FIRST_LISTS]
+    mean, chosen = max([(await _mean_of_list(subject, candidate), candidate) for candidate in candidates])
+    turns = max(map(len, lists))
+    for _ in range(min(MAX_CHANGES, LIST_TURNS // (turns * LIST_EXAMPLES))):
+        if mean >= goal:
+            break
+        changed = _changed_list(rng, chosen, moves)
+        new_mean = await _mean_of_list(subject, changed)
+        if new_mean >= mean:
+            mean, chosen = new_mean, changed
+    return mean, chosen
+
+
 async def _mean_of_list(subject: Subject, moves: Sequence[str]) -> float:
     measured = await subject.measure("search: a list of moves", _played_list(moves), LIST_EXAMPLES)
     return measured.mean
@@ -268,13 +290,13 @@ def _played_list(moves: Sequence[str]) -> Policy:
 
 
 def _changed_list(rng: random.Random, moves: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
-    """Return a list with two moves exchanged, or with another move in one place."""
+    """Return a list with two moves exchanged, or with one move replaced."""
     changed = list(moves)
-    place, other_place = rng.randrange(len(changed)), rng.randrange(len(changed))
+    index, other_index = rng.randrange(len(changed)), rng.randrange(len(changed))
     if rng.random() < 0.5:
-        changed[place], changed[other_place] = changed[other_place], changed[place]
+        changed[index], changed[other_index] = changed[other_index], changed[index]
     else:
-        changed[place] = rng.choice(others)
+        changed[index] = rng.choice(others)
     return tuple(changed)
 
 

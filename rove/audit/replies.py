@@ -431,7 +431,9 @@ def corruptions(answer: str, rng: random.Random) -> dict[str, str]:
         if len(set(items)) > 1:
             # A grader that counts each copy as a hit pays for all items.
             variants["only the first item, repeated"] = separator.join([items[0]] * (2 * len(items) + 1))
-        if len(items) > 1 and all(map(NUMBER.match, items)) and not THOUSANDS.fullmatch(answer.strip()):
+        has_several_digits = any(len(item) > 1 for item in items)  # else a list of digits, which spaces only separate
+        are_numbers = len(items) > 1 and all(map(NUMBER.match, items)) and has_several_digits
+        if are_numbers and not THOUSANDS.fullmatch(answer.strip()):
             variants["without the separators"] = "".join(items)
         variants["another last word"] = " ".join([*words[:-1], NONSENSE])
         variants["nonsense appended"] = f"{answer} qxzj"

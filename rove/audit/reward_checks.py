@@ -321,13 +321,20 @@ async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Findi
         )
 
 
-async def check_own_answer(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding if the own answers of some rows earn less than the own answers of other rows."""
+async def check_own_answer(subject: Subject, base: Baseline, is_cheap: bool = True) -> AsyncIterator[Finding]:
+    """Yield a finding if the own answers of some rows earn less than the own answers of other rows.
+
+    Args:
+        is_cheap: Whether more rows may be measured than those of the other checks; each may cost a judge's verdict.
+    """
     assert base.right_answer is not None
     own_answers = base.right_answer
-    if not base.is_multi_turn:
-        # A kind of answer that the grader refuses may be rare, and a rollout of one turn is cheap.
-        own_answers = await subject.measure("right answer in more rows", from_answer(base.form), MANY_ROWS)
+    if is_cheap and not base.is_multi_turn:
+        # A kind of answer that the grader refuses may be rare.
+        more_rows = await subject.measure("right answer in more rows", from_answer(base.form), MANY_ROWS)
+        own_answers = Measured(more_rows.name, [record for record in more_rows.records if record.answer])
+    if not own_answers.rewards:
+        return
     rewards = own_answers.rewards
     most = max(rewards)
     missed = [record for record in own_answers.scored if reward_of(record) < most - 1e-6]

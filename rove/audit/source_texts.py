@@ -17,7 +17,7 @@ import msgspec
 from rove.audit.baseline import Baseline, beats_guess
 from rove.audit.replies import constant
 from rove.audit.reward_checks import PAID_SHARE, severity_of
-from rove.audit.subject import Policy, Subject, highest, measure_promising
+from rove.audit.subject import Measured, Policy, Subject, highest, measure_promising
 from rove.core.findings import Finding
 
 SEARCHES = {"search", "match", "fullmatch", "findall", "finditer", "compile", "split"}
@@ -36,6 +36,10 @@ MAX_TEXTS = 60
 """Maximum number of texts that are tried."""
 MAX_CHARS = 120
 """Maximum characters of a text from the code; a longer one is a message and no mark of a verdict."""
+TRIED_ROWS = 8
+"""Number of rows on which each text is tried first."""
+MOST_ROWS = 0.8
+"""Minimum share of rows in which an injected verdict is paid."""
 MAX_MEASURED = 3
 """Maximum number of texts that are tried on all examples."""
 
@@ -47,16 +51,19 @@ async def check_source_texts(subject: Subject, base: Baseline) -> AsyncIterator[
     """
     if subject.file is None or not subject.file.is_file():
         return
-    # An answer that is right in many rows is found by other checks.
-    answers = set(map(str, subject.answers))
-    texts = [text for text in searched_texts(subject.file) if text not in answers][:MAX_TEXTS]
+    # A label of the rows is right in its share of the rows, which other checks compare with a guess.
+    labels = {str(row.get("answer")) for row in subject.rows} | set(_values([row.get("info") for row in subject.rows]))
+    texts = [text for text in searched_texts(subject.file) if text not in labels][:MAX_TEXTS]
     policies: dict[str, Policy] = {}
     for text in texts:
         policies[f"the text {text!r}"] = constant(text)
-        policies[f"the text {text!r} in the form of an answer"] = constant(base.form(text))
+        if base.form(text) != text:
+            policies[f"the text {text!r} in the form of an answer"] = constant(base.form(text))
     above = base.floor.mean + PAID_SHARE / 2 * base.range
-    measured = await measure_promising(subject, policies, above, most=MAX_MEASURED)
-    paid = [candidate for candidate in measured if beats_guess(candidate, base)]
+    measured = await measure_promising(subject, policies, above, tried=TRIED_ROWS, most=MAX_MEASURED)
+    paid = [
+        candidate for candidate in measured if beats_guess(candidate, base) and _is_paid_in_most_rows(candidate, base)
+    ]
     if not paid:
         return
     worst = highest(paid)
@@ -72,6 +79,24 @@ async def check_source_texts(subject: Subject, base: Baseline) -> AsyncIterator[
         cause="the grader takes a text in the reply for a verdict or a result of its own",
         remedy="keep the reply out of the text in which the grader searches, or search only after the reply",
     )
+
+
+def _is_paid_in_most_rows(measured: Measured, base: Baseline) -> bool:
+    """Return whether a text earns a reward in nearly every row, as an injected verdict does; a lucky guess does not."""
+    num_paid = sum(reward > base.zero + PAID_SHARE * base.task_range for reward in measured.rewards)
+    return num_paid >= MOST_ROWS * len(measured.rewards)
+
+
+def _values(value: Any) -> Iterator[str]:
+    """Yield the texts in nested objects and lists."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for content in value.values():
+            yield from _values(content)
+    elif isinstance(value, list):
+        for element in value:
+            yield from _values(element)
 
 
 def searched_texts(file: Path) -> list[str]:
@@ -145,10 +170,10 @@ def matching_texts(pattern: str) -> list[str]:
     """Return a few texts that match a regular expression, with different digits and branches; [] if it is none."""
     try:
         parsed = parser.parse(pattern)
+        texts = [_written(parsed, choice) for choice in range(len(DIGITS))]
+        return [text for text in dict.fromkeys(texts) if len(text) <= MAX_CHARS and re.search(pattern, text)]
     except (re.error, RecursionError, OverflowError):
         return []
-    texts = [_written(parsed, choice) for choice in range(len(DIGITS))]
-    return [text for text in dict.fromkeys(texts) if re.search(pattern, text)]
 
 
 def _written(items: Any, choice: int) -> str:
@@ -174,7 +199,8 @@ def _written(items: Any, choice: int) -> str:
             parts.append(_written(value[-1], choice))
         elif code in (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT):
             least, _, repeated = value
-            parts.append(_written(repeated, choice) * least)
+            # A longer text is not tried, and nested repetitions would need gigabytes.
+            parts.append((_written(repeated, choice) * min(least, MAX_CHARS))[: MAX_CHARS + 1])
         elif code is codes.ATOMIC_GROUP:
             parts.append(_written(value, choice))
     return "".join(parts)

@@ -21,7 +21,7 @@ def human_bytes(count: float) -> str:
 
 def human_seconds(seconds: float) -> str:
     """Format a duration: under 1 ms, 0.12 s, 12 s, 5.0 min, 3.2 h, 2.1 days. The viewer's `seconds` does the same."""
-    if seconds < 0.001:
+    if 0 < seconds < 0.001:
         return "under 1 ms"
     if seconds < 10:
         rounded = float(f"{seconds:.2g}")  # :.2g alone writes 9.96 as 1e+01

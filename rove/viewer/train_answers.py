@@ -23,8 +23,8 @@ from rove.viewer.train_table import (
 )
 
 LEARNED_SHARE = 0.2
-"""A model has hardly learned the task if it gained less than this share of the difference between the weakest and the best
-scripted policy."""
+"""A reward is clearly above that of the weakest scripted policy if it exceeds it by this share of the difference between the
+weakest and the best one."""
 SOLVED = 0.01
 """Maximum share of the reward that a run loses at which more RL is not proposed."""
 LONGER = 1.1
@@ -102,12 +102,12 @@ class TrainAnswers(NamedTuple):
             directions[0], "Not measurably: the reward went"
         )
         if directions[0] > 0 and self._is_near_weakest():
-            verdict = "Hardly: the reward rose"
+            verdict = "Partly: the reward is not clearly above that of the weakest scripted policy; it rose"
         change = f"{verdict} from {phase(base)} (base) to {phase(row)}: {', '.join(changes)}"
         scripts = self.results.scripts(self.kept.condition)
         if scripts:
             means = [f"{script.name} {decimals(reward_of(script, self.kept.condition)['mean'])}" for script in scripts]
-            return [f"{change}. For comparison, written policies: {', '.join(means)}."]
+            return [f"{change}. For comparison, scripted policies: {', '.join(means)}."]
         best = best_reward(self.results, self.kept.condition)
         most = "" if best is None else f"; the best reward of any rollout is {decimals(best)}"
         return [f"{change}{most}."]
@@ -158,12 +158,13 @@ class TrainAnswers(NamedTuple):
         if mistakes is None or not mistakes["summary"]:
             return []
         scripts = self.results.scripts(self.kept.condition)
-        losses = self.results.losses(self.kept.row, scripts[-1], self.kept.condition) if scripts else None
+        is_beaten = bool(scripts) and reward_of(scripts[-1], self.kept.condition)["mean"] > self.kept.reward["mean"]
+        losses = self.results.losses(self.kept.row, scripts[-1], self.kept.condition) if is_beaten else None
         if losses is not None:
             # The best reward of any rollout may be that of an easy example.
             size = (
                 f"in {losses.lower:,} of {counted(losses.examples, 'example')} it earns less than {scripts[-1].name}; the "
-                f"largest difference is {decimals(losses.reward)} instead of {decimals(losses.policy_reward)} ("
+                f"largest loss: {decimals(losses.reward)} where that earns {decimals(losses.policy_reward)} ("
             )
             link = {"text": "open it", "run": mistakes["folder"], "line": losses.line}
             fields = " ".join([").", *mistakes["field_sentences"][:2]])

@@ -32,7 +32,7 @@ export const signed = (value) => value === null || value === undefined ? NONE : 
 /** A duration, as `human_seconds` in utils/units.py formats it: under 1 ms, 0.12 s, 12 s, 5.0 min, 3.2 h, 2.1 days. */
 export function seconds(value) {
   if (value === null || value === undefined) return NONE;
-  if (value < 0.001) return "under 1 ms";
+  if (value > 0 && value < 0.001) return "under 1 ms";
   if (value < 10) return `${Number(value.toPrecision(2))} s`;
   if (value < 100) return `${Math.round(value)} s`;
   if (value < 6000) return `${(value / 60).toFixed(1)} min`;

@@ -38,7 +38,7 @@ MAX_CHARS = 120
 """Maximum characters of a text from the code; a longer one is a message and no mark of a verdict."""
 TRIED_ROWS = 8
 """Number of rows on which each text is tried first."""
-MOST_ROWS = 0.8
+MOST_ROWS = 0.9
 """Minimum share of rows in which an injected verdict is paid."""
 MAX_MEASURED = 3
 """Maximum number of texts that are tried on all examples."""

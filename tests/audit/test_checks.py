@@ -171,6 +171,15 @@ async def test_monotonicity(grade: Any, is_found: bool) -> None:
     assert ["other sign" in finding.text for finding in reported_findings] == [True] * is_found
 
 
+async def test_digits_that_only_spaces_separate() -> None:
+    def grade(completion: Any, answer: str) -> float:
+        return float(text(completion).replace(" ", "") == answer.replace(" ", ""))
+
+    bits = [{"question": f"Write {n} in bits.", "answer": " ".join(f"{n:b}")} for n in range(9, 60)]
+    reported_findings = await findings(check_monotonicity, vf.SingleTurnEnv(dataset=bits, rubric=vf.Rubric([grade])))
+    assert not any("without the separators" in finding.text for finding in reported_findings)
+
+
 @pytest.mark.parametrize("is_found", [False, True])
 async def test_pairs_whose_digits_are_joined(is_found: bool) -> None:
     def grade(completion: Any, answer: str) -> float:

@@ -147,6 +147,14 @@ def readings(number: int, written: str = "{:.2f}") -> dict[str, Any]:
         # The second number is copied from the prompt, the others are rounded.
         ([*map(readings, range(40)), *[row("20.11, 25.37, 31.59", "20.1, 25.37, 31.59")] * 20], [Severity.HIGH]),
         ([row(f"Add {n} to 31 and 57", f"{n + 31} {n + 57}") for n in range(60)], []),
+        ([row(f"Sort 1,{n + 100} and 2,345", f"1{n + 100}, 2345") for n in range(60)], []),
+        (
+            [
+                row(f"Add {n + 25} and 50 (and 3)" if n % 2 else f"{n + 25} and 50", f"{n + 25} + 50 = {n + 75}")
+                for n in range(60)
+            ],
+            [],
+        ),
         ([row(f"Day {n}, {n + 30} guests", f"2024-03-{n % 28 + 1:02d}") for n in range(60)], []),
     ],
 )

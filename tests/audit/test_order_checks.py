@@ -117,7 +117,12 @@ async def test_right_answers_in_a_plainer_form(prompt: str, grade: Any, is_found
 
 @pytest.mark.parametrize(
     ("example", "ignored", "is_found"),
-    [("Total: 1,020.40", "", True), ("Total: 1,020.40", ",", False), ("Total: 1020.40", "", False)],
+    [
+        ("Total: 1,020.40", "", True),
+        ("Total: 1,020.40", ",", False),
+        ("Total: 1020.40", "", False),
+        ("Numbers: 512,733,91", "", False),  # a list, and no separators of thousands
+    ],
 )
 async def test_right_answers_in_the_form_of_the_prompt(example: str, ignored: str, is_found: bool) -> None:
     def correct(completion: Any, answer: str) -> float:

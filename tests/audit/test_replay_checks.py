@@ -449,3 +449,43 @@ async def test_the_other_option_of_a_question_in_the_same_message_is_no_leak() -
         rows.append({"question": f"{first} or {second}?", "answer": first, "info": {"names": f"{second}, {first}"}})
     env = Atlas(dataset=rows, rubric=vf.Rubric([lambda completion, answer: 0.0]), max_turns=3)
     assert await findings(check_message_leaks, env) == []
+
+
+async def test_a_leak_is_found_although_prompt_and_message_begin_with_the_same_word() -> None:
+    class Rivers(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+            return f"The answer is {state['answer']}."
+
+    rows = [{"question": f"The longer one of Ria{n} or Rio{n}: which?", "answer": f"Ria{n}"} for n in range(30)]
+    env = Rivers(dataset=rows, rubric=vf.Rubric([lambda completion, answer: 0.0]), max_turns=3)
+    assert [finding.id for finding in await findings(check_message_leaks, env)] == ["answer-leak"]
+
+
+class Farm(vf.MultiTurnEnv):
+    """A farm on which planting and harvesting the same crop again is the task."""
+
+    def __init__(self) -> None:
+        def farmer(messages: Any, state: Any, rng: Any) -> str:
+            return f"{('plant', 'harvest')[len(state['trajectory']) % 2]} corn"
+
+        rows = [{"question": f"Farm {number}"} for number in range(30)]
+        super().__init__(
+            dataset=rows,
+            system_prompt="Commands: plant CROP, harvest CROP.",
+            rubric=vf.Rubric([lambda state: state["harvests"] / 4]),
+            policies={"farmer": farmer},
+            max_turns=8,
+        )
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> None:
+        state.update(is_planted=False, harvests=0)
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+        verb = messages[-1]["content"].partition(" ")[0]
+        state["harvests"] += verb == "harvest" and state["is_planted"]
+        state["is_planted"] = verb == "plant"
+        return "ok"
+
+
+async def test_commands_that_the_task_repeats_are_not_paid_again() -> None:
+    assert await findings(check_redone_steps, Farm()) == []

@@ -42,6 +42,27 @@ def test_texts_match_their_pattern(pattern: str) -> None:
     assert texts and all(re.search(pattern, text) for text in texts)
 
 
+def test_numbers_and_branches_of_a_pattern_vary() -> None:
+    assert matching_texts(r"Score:\s*([0-5])/5") == ["Score:5/5", "Score:1/5", "Score:0/5"]
+    assert matching_texts("(?i)verdict (pass|fail)") == ["verdict pass", "verdict fail"]
+
+
+@pytest.mark.parametrize("pattern", [r"(?<=a+)b", "(?:(?:a{1000}){1000}){1000}"])
+def test_a_pattern_that_cannot_be_written_has_no_texts(pattern: str) -> None:
+    assert matching_texts(pattern) == []
+
+
+async def test_a_label_that_is_right_in_its_share_of_the_rows_is_no_verdict(tmp_path: Path) -> None:
+    def grade(completion: Any, info: Any) -> float:
+        return float(text(completion) == ("ham" if info["score"] % 2 else "spam"))
+
+    rows = [{"question": f"Mail {number}: spam or ham?", "info": {"score": number}} for number in range(40)]
+    subject, base = await prepared(vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([grade])))
+    subject.file = tmp_path / "mails.py"
+    subject.file.write_text('right = "ham" if reply == "ham" else reply == "spam"', encoding="utf-8")
+    assert [finding async for finding in check_source_texts(subject, base)] == []
+
+
 @pytest.mark.parametrize("pattern", ["(", "*", r"(?P<x", r"\1"])
 def test_an_invalid_pattern_has_no_texts(pattern: str) -> None:
     assert matching_texts(pattern) == []

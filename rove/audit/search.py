@@ -23,6 +23,24 @@ LONG_ROUNDS = ((24, 4), (6, 10), (2, 30))
 LONG_GAME = 10
 ANSWER_SHARE = 0.25
 """Share of the first candidates that are answers of rows."""
+USUAL_WORDS = (
+    "yes",
+    "no",
+    "true",
+    "correct",
+    "0",
+    "1",
+    "done",
+    "because",
+    "step",
+    "therefore",
+    "None",
+    "[]",
+    "{}",
+    ",",
+    "\n",
+)
+"""Words that graders of other environments have accepted; each is a candidate, and no chance decides whether it is tried."""
 MUTATED_SHARE = 0.5
 """Share of the candidates of a later round that are mutations of the best candidates."""
 Candidate = tuple[str, tuple[str, ...]]
@@ -43,7 +61,8 @@ async def search(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterat
     # measure the first rows, whose own answers would only be lucky.
     answers = list(dict.fromkeys(map(str, reversed(subject.answers))))
     num_answers = int(ANSWER_SHARE * rounds[0][0])
-    pool = [*((base.form_name, (answer,)) for answer in answers[:num_answers]), *pool]
+    first_words = [*answers[:num_answers], *USUAL_WORDS]
+    pool = [*((base.form_name, (word,)) for word in first_words), *pool]
     best: list[tuple[Measured, Candidate]] = []
     for count, examples in rounds:
         pool = list(dict.fromkeys(pool))[:count]
@@ -79,24 +98,7 @@ def vocabulary(subject: Subject, base: Baseline) -> list[str]:
     """Return the words from which replies are made: actions, answers of other rows, and words of the prompts."""
     words = re.findall(r"\w+", " ".join(base.prompts))
     answers = [str(answer) for answer in subject.answers[:50]]
-    usual = [
-        "yes",
-        "no",
-        "true",
-        "correct",
-        "0",
-        "1",
-        "done",
-        "because",
-        "step",
-        "therefore",
-        "None",
-        "[]",
-        "{}",
-        ",",
-        "\n",
-    ]
-    return list(dict.fromkeys([*actions_of(base, base.honest), *answers, *usual, *words[:200]]))
+    return list(dict.fromkeys([*actions_of(base, base.honest), *answers, *USUAL_WORDS, *words[:200]]))
 
 
 def _random(rng: random.Random, words: Sequence[str], names: Sequence[str], base: Baseline) -> Candidate:

@@ -17,7 +17,7 @@ from rove.stages.results import figure_of
 from rove.stages.tables import counts_line, curves_table, movers_table
 from rove.statistics import Comparison, Difference, Mover, Price, Tally
 from rove.statistics.compare import comparison_table
-from rove.statistics.format import SPARKS, folded, limits, number, percent, seconds, signed, sparkline
+from rove.statistics.format import SPARKS, folded, limits, number, percent, signed, sparkline
 from rove.statistics.result import summary_table
 from rove.utils.console import SafeConsole
 
@@ -212,7 +212,6 @@ def test_numbers_are_formatted() -> None:
     assert [percent(0.123), percent(None), percent(math.nan)] == ["12.3", "–", "–"]
     assert [number(0), number(0.12345), number(math.nan), number(None)] == ["0", "0.123", "–", "–"]
     assert [signed(0), signed(0.5), signed(-0.5), signed(math.nan), signed(None)] == ["0", "+0.500", "-0.500", "–", "–"]
-    assert [seconds(0.0123), seconds(1.25), seconds(9.9), seconds(340.4)] == ["0.012 s", "1.2 s", "9.9 s", "340 s"]
 
 
 METRICS = [

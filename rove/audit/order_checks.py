@@ -214,7 +214,7 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
     for name, rewrite in [*plainer, *shown]:
         if sum(bool(rewrite(str(answer))) for answer in subject.answers) < MIN_FORMS:
             continue
-        measured = await subject.measure(f"answer {name}", from_answer(_in_form(base, rewrite)))
+        measured = await subject.measure(f"right answer {name}", from_answer(_in_form(base, rewrite)))
         changed = Measured(measured.name, [record for record in measured.scored if rewrite(record.answer)])
         expected = sum(own_rewards.get(record.example_key, 0.0) for record in changed.scored)
         refused = 1 - sum(changed.rewards) / expected if expected > 0 else 0.0

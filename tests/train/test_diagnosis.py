@@ -359,3 +359,29 @@ def test_errors_and_equal_rewards_are_found_before_training():
     (equal,) = before_training({"good": [1.0, 1.0], "bad": [1.0, 1.0]}, {}, None)
     assert (equal.id, equal.text) == ("no_spread", "every rollout of 2 scripted policies has the reward 1")
     assert [finding.id for finding in before_training({"good": [1.0], "bad": [0.0]}, {}, 0.9)] == ["hidden_state"]
+
+
+@pytest.mark.parametrize(("half_width", "kinds"), [(0.07, []), (0.01, ["learning_rate"])])
+def test_a_fall_within_the_intervals_of_the_held_out_reward_is_noise(half_width: float, kinds: list[str]):
+    def held_out(step: int, mean: float) -> dict[str, float]:
+        name = "eval/sampled/reward"
+        interval = {f"{name}/interval_low": mean - half_width, f"{name}/interval_high": mean + half_width}
+        return {"step": step, f"{name}/mean": mean, **interval}
+
+    rewards = [0.45] * 5 + [0.5] * 5 + [0.36] * 5
+    groups = {"groups/all": 16.0, "groups/zero_spread": 2.0, "entropy/all/mean": 0.1}
+    steps = [{"step": step, "reward/mean": reward, **groups} for step, reward in enumerate(rewards, start=1)]
+    history = [held_out(0, 0.555), *steps[:-1], {**steps[-1], **held_out(15, 0.46)}]
+    guess = task(weakest=0.433, best=1.0, highest=1.0)
+    assert [finding.id for finding in during_rl(history, guess, steps=15)] == kinds
+
+
+def test_one_lucky_measurement_is_no_learning():
+    def measured(*rewards: float) -> list[dict[str, float]]:
+        return [{"step": step, "eval/sampled/reward/mean": reward} for step, reward in enumerate(rewards)]
+
+    guess = task(weakest=0.433, best=1.0, highest=1.0)  # learning begins at 0.546
+    assert not guess.has_learned([])
+    assert not guess.has_learned(measured(0.51, 0.53, 0.56, 0.53, 0.53))
+    assert guess.has_learned(measured(0.51, 0.54, 0.56, 0.55, 0.53))
+    assert guess.has_learned(measured(0.6))

@@ -298,7 +298,7 @@ class _Auditor:
 
     async def _games(self, subject: Subject, base: Baseline, is_game: bool) -> None:
         """Do the checks of several turns."""
-        # Without tools, only the replies after which the environment goes on show that it has several turns.
+        # An environment that ends at an idle reply has no moves that could be repeated.
         if any(len(record.steps) > 1 for record in base.idle.records) and not base.has_tools:
             await self._do("blind-game", check_repeatable_rewards(subject, base))
         if not is_game:

@@ -68,7 +68,8 @@ class Baseline(NamedTuple):
     is_multi_turn: bool
     """Whether rollouts have several turns."""
     is_retried: bool
-    """Whether rollouts have several turns after a wrong answer, as in a guessing game that the right answer ends in one turn."""
+    """Whether rollouts have several turns after a wrong answer or a valid move, although the scripted policies or the right
+    answer need one: a guessing game, or a game that an invalid move ends."""
     has_tools: bool
     """Whether the model can call tools."""
     own_answer: Measured | None

@@ -91,10 +91,8 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
                 break
             is_blocked = is_blocked or is_worker_failure(failed)
     if broken:
-        label, record = max(
-            broken.items(),
-            key=lambda item: (not _is_unusual(item[0]), is_worker_failure(item[1]), _is_everyday(item[0])),
-        )
+        label = max(broken, key=lambda name: _rank(name, broken[name]))
+        record = broken[label]
         assert record.error is not None
         prompt, completion = evidence(record, MAX_REPLY_CHARS)
         names = [f"'{name}'" for name in broken if name != label][: MAX_SHOWN - 1]
@@ -113,6 +111,11 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
             prompt=prompt,
             completion=completion or "(empty)",
         )
+
+
+def _rank(name: str, record: RolloutRecord) -> tuple[bool, bool, bool]:
+    """Return how serious a failure is: the replies that models write count the most, then those that block the worker."""
+    return not _is_unusual(name), is_worker_failure(record), _is_everyday(name)
 
 
 def _is_unusual(name: str) -> bool:

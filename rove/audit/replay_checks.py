@@ -49,6 +49,8 @@ LIST_TURNS = 6000
 """Maximum number of turns of the search."""
 MANY_REPETITIONS = 10
 """A repeatable reward is of high severity if this many repetitions earn half of the full reward."""
+Candidate = tuple[RolloutRecord, list[str], list[str]]
+"""A rollout, its moves up to the first reward, and two moves that may earn more when they are repeated."""
 
 
 async def check_moves_of_similar_rows(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
@@ -146,7 +148,7 @@ async def check_repeatable_rewards(subject: Subject, base: Baseline) -> AsyncIte
         if any(second <= first + 1e-6 for first, second in pairwise(rewards)):
             continue
         messages = _messages_after(results[-1].records[0], len(beginning))
-        if not _repeat(messages) or min(len(message.split()) for message in messages[:2]) < MIN_STATE_WORDS:
+        if not _messages_repeat(messages) or min(len(message.split()) for message in messages[:2]) < MIN_STATE_WORDS:
             continue
         is_severe = rewards[-1] - rewards[0] >= BLIND_SHARE * span * (REPETITIONS[-1] - 1) / MANY_REPETITIONS
         yield results[-1].finding(
@@ -160,16 +162,12 @@ async def check_repeatable_rewards(subject: Subject, base: Baseline) -> AsyncIte
         return
 
 
-def _repeat(messages: Sequence[str]) -> bool:
+def _messages_repeat(messages: Sequence[str]) -> bool:
     """Return whether the messages after the second repetition of two moves are those after the first one.
 
     Four messages are compared, because the last one is missing at the limit of turns.
     """
     return len(messages) >= 4 and messages[0] == messages[2] and messages[1] == messages[3]
-
-
-Candidate = tuple[RolloutRecord, list[str], list[str]]
-"""A rollout, its moves up to the first reward, and two moves that may earn more when they are repeated."""
 
 
 async def _candidates(subject: Subject, base: Baseline, verbs: Sequence[str]) -> AsyncIterator[Candidate]:
@@ -207,7 +205,7 @@ async def _paid_actions(subject: Subject, base: Baseline) -> AsyncIterator[Candi
             name, _played_list(pair * REPETITIONS[-1]), EXPLORED_ROWS, max_turns=2 * REPETITIONS[-1]
         )
         for record in played.scored:
-            if reward_of(record) > limit and _repeat(_messages_after(record, 0)):
+            if reward_of(record) > limit and _messages_repeat(_messages_after(record, 0)):
                 candidates.append((record, [], pair))
     candidates.sort(key=lambda candidate: -reward_of(candidate[0]))
     for candidate in candidates[:MAX_EXPLORED]:

@@ -52,7 +52,9 @@ async def check_source_texts(subject: Subject, base: Baseline) -> AsyncIterator[
     if subject.file is None or not subject.file.is_file():
         return
     # A label of the rows is right in its share of the rows, which other checks compare with a guess.
-    labels = {str(row.get("answer")) for row in subject.rows} | set(_values([row.get("info") for row in subject.rows]))
+    labels = {str(row.get("answer")) for row in subject.rows} | set(
+        _texts_in([row.get("info") for row in subject.rows])
+    )
     texts = [text for text in searched_texts(subject.file) if text not in labels][:MAX_TEXTS]
     policies: dict[str, Policy] = {}
     for text in texts:
@@ -87,16 +89,16 @@ def _is_paid_in_most_rows(measured: Measured, base: Baseline) -> bool:
     return num_paid >= MOST_ROWS * len(measured.rewards)
 
 
-def _values(value: Any) -> Iterator[str]:
+def _texts_in(value: Any) -> Iterator[str]:
     """Yield the texts in nested objects and lists."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for content in value.values():
-            yield from _values(content)
+            yield from _texts_in(content)
     elif isinstance(value, list):
         for element in value:
-            yield from _values(element)
+            yield from _texts_in(element)
 
 
 def searched_texts(file: Path) -> list[str]:
@@ -135,7 +137,7 @@ def _constants(tree: ast.Module) -> dict[str, str]:
     return constants
 
 
-def _text(node: ast.expr, constants: dict[str, str]) -> Iterator[str]:
+def _texts(node: ast.expr, constants: dict[str, str]) -> Iterator[str]:
     """Yield the text of an expression if it is a constant, and all texts of a tuple or list of constants."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
@@ -143,7 +145,7 @@ def _text(node: ast.expr, constants: dict[str, str]) -> Iterator[str]:
         yield constants[node.id]
     elif isinstance(node, ast.Tuple | ast.List | ast.Set):
         for element in node.elts:
-            yield from _text(element, constants)
+            yield from _texts(element, constants)
 
 
 def _patterns(node: ast.AST, constants: dict[str, str]) -> Iterator[str]:
@@ -152,18 +154,18 @@ def _patterns(node: ast.AST, constants: dict[str, str]) -> Iterator[str]:
         return
     module = node.func.value
     if isinstance(module, ast.Name) and module.id in ("re", "regex") and node.func.attr in SEARCHES:
-        yield from _text(node.args[0], constants)
+        yield from _texts(node.args[0], constants)
 
 
 def _compared(node: ast.AST, constants: dict[str, str]) -> Iterator[str]:
     """Yield the texts of comparisons such as `"…" in text`, `text == "…"` and `text.startswith("…")`."""
     if isinstance(node, ast.Compare):
         for side in (node.left, *node.comparators):
-            yield from _text(side, constants)
+            yield from _texts(side, constants)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in METHODS and node.args:
         module = node.func.value
         if not (isinstance(module, ast.Name) and module.id in ("re", "regex")):
-            yield from _text(node.args[0], constants)
+            yield from _texts(node.args[0], constants)
 
 
 def matching_texts(pattern: str) -> list[str]:

@@ -115,8 +115,8 @@ class Progress(msgspec.Struct, frozen=True):
     step: Annotated[int, msgspec.Meta(ge=0)]
     rollouts_bytes: Annotated[int, msgspec.Meta(ge=0)]
     metrics_bytes: Annotated[int, msgspec.Meta(ge=0)]
-    state: JsonObject = {}
-    metrics_digest: str = ""
+    state: JsonObject
+    metrics_digest: str
     """Digest of metrics.jsonl, whose rows have no checksums."""
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rove.core.errors import RunError
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, is_mapping
 from rove.runs.metrics import panels, with_derived
 from rove.runs.run import Run
 from rove.runs.train_folder import RECIPE, TrainFolder
@@ -114,6 +114,7 @@ def _stage(stage: Run, metrics: Sequence[JsonMapping]) -> JsonObject:
         size = counted(rollouts, "rollout")
     alerts, _ = alert_rows(stage.path)
     step, why = _kept(summary, config)
+    best = summary.get("best")
     return {
         "name": name,
         "title": _title(name),
@@ -125,6 +126,7 @@ def _stage(stage: Run, metrics: Sequence[JsonMapping]) -> JsonObject:
         "kept": f"{step}: {why}" if summary and metrics else shown(None),
         "kept_step": step,
         "why_kept": why,
+        "kept_initial": is_mapping(best) and best.get("step") == 0,
         "alerts": [
             {"step": alert.get("step"), "id": alert.get("id", "alert"), "line": alert["line"]} for alert in alerts
         ],

@@ -149,7 +149,7 @@ class TrainAnswers(NamedTuple):
         if not sentences:
             return ["No RL stage was evaluated."]
         stage = self._kept_stage()
-        if stage is not None and stage["is_rl"] and stage["kept_step"] == "step 0":
+        if stage is not None and stage["is_rl"] and stage["kept_initial"]:
             sentences.insert(0, "RL did not help: the kept weights are those from before its first step.")
         return [f"{' '.join(sentences)} In brackets: 95% interval."]
 

@@ -18,12 +18,15 @@ NUM_EXAMPLES = 60
 DIAGNOSIS = {"id": "collapse", "text": "the entropy fell", "stage": "rl1", "step": 3, "steps": 9}
 
 
-def made_training(path: Path, scripts: Mapping[str, int] = MappingProxyType({}), solved: int = 57) -> TrainFolder:
+def made_training(
+    path: Path, scripts: Mapping[str, int] = MappingProxyType({}), solved: int = 57, best_step: int = 2
+) -> TrainFolder:
     """Make a complete run of SFT and RL: SFT solves the first 10 of 60 questions.
 
     Args:
         scripts: Names of scripted policies, each with the number of questions that it solves.
         solved: Number of questions that the model solves after RL; the last three have level 2.
+        best_step: Step of each stage whose weights are kept.
     """
     folder = TrainFolder(path)
     rows: list[ResultRow] = []
@@ -44,9 +47,12 @@ def made_training(path: Path, scripts: Mapping[str, int] = MappingProxyType({}),
         "sft",
         {"data": str(path / "data"), "seed": 3},
         [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}],
+        best_step,
     )
     held_out = {"reward/mean": 0.5, "eval/greedy/reward/mean": 0.8}
-    _stage(path / "rl1", "rl", {"env": "quiz", "steps": 9}, [{"step": 1, **held_out}, {"step": 2, **held_out}])
+    _stage(
+        path / "rl1", "rl", {"env": "quiz", "steps": 9}, [{"step": 1, **held_out}, {"step": 2, **held_out}], best_step
+    )
     (path / RESULTS).write_bytes(msgspec.json.encode(rows))
     (path / DIAGNOSES).write_bytes(msgspec.json.encode([DIAGNOSIS]))
     (path / RECIPE).write_text('env = "quiz"\n', encoding="utf-8")
@@ -62,12 +68,12 @@ def _graded(example: int, is_right: bool) -> RolloutRecord:
     return msgspec.structs.replace(made, completion=[{"role": "assistant", "content": reply}])
 
 
-def _stage(path: Path, kind: str, config: dict[str, object], metrics: list[dict[str, float]]) -> Run:
+def _stage(path: Path, kind: str, config: dict[str, object], metrics: list[dict[str, float]], best_step: int) -> Run:
     run = Run(path)
     with run:
         run.start(kind, config, {})
         for row in metrics:
             run.append_metrics(row)
-        best = {"metric": "eval/greedy/reward/mean", "value": 0.8, "step": 2}
+        best = {"metric": "eval/greedy/reward/mean", "value": 0.8, "step": best_step}
         run.finish({"steps": len(metrics), "best": best, "stopped": "the reward has reached its target"})
     return run

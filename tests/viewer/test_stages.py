@@ -80,6 +80,15 @@ def test_scripted_policies_show_whether_the_model_has_learned(tmp_path: Path, so
     assert link == {"text": "open it", "run": "eval/RL-greedy", "line": solved}
 
 
+def test_weights_from_before_the_first_step_mean_that_rl_did_not_help(tmp_path: Path):
+    made_training(tmp_path / "runs" / "mine", best_step=0)
+    page = api.stages(RunStore(tmp_path / "runs"), QueryParams([("run", "mine")]))
+    [answer] = [answer["parts"] for answer in page["answers"] if answer["title"] == "RL alone"]
+    assert answer[0].startswith(
+        "RL did not help: the kept weights are those from before its first step. From after SFT"
+    )
+
+
 def test_the_page_answers_what_one_asks_about_a_training(store: RunStore, tmp_path: Path):
     page = api.stages(store, QueryParams([("run", "mine")]))
     answers = {answer["title"]: answer["parts"] for answer in page["answers"]}

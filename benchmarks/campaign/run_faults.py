@@ -306,7 +306,7 @@ def clock_jump(trial: Trial, subject: Subject, run: Path) -> None:
 @each_subject("few file descriptors", {"eval": 150, "sft": 15, "rl": 15})
 def few_files(trial: Trial, subject: Subject, run: Path) -> None:
     """Allow only a few more open files."""
-    more = trial.rng.randint(0, 5)
+    more = trial.rng.randint(0, 20)
     ended = trial.run(subject.words, lambda: limit_files(more))
     if ended.status or "Too many open files" in ended.text:
         trial.injected(f"{more} more files")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import itertools
 import os
 import random
 import resource
@@ -346,8 +347,10 @@ def die() -> None:
 
 def limit_files(more: int) -> None:
     """Let this process open `more` files than it has open."""
-    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + more, highest + 1 + more))
+    free = (number for number in itertools.count() if not os.path.exists(f"/proc/self/fd/{number}"))
+    # The limit is on the numbers of files, and the open ones may leave gaps.
+    end = next(itertools.islice(free, more, None))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (end, end))
 
 
 def limit_memory(more_bytes: int) -> None:

@@ -108,6 +108,8 @@ class Worker:
             self._opening = self.loop.create_task(asyncio.open_connection(sock=self._connection))
         # Shielded: other calls wait for the same connection, so canceling one call must not cancel it.
         reader, writer = await asyncio.shield(self._opening)
+        if self.is_closed:  # meanwhile
+            raise _ConnectionClosedError
         if self._reading is None:
             self._reading = self.loop.create_task(self._read(reader))
         try:
@@ -164,10 +166,19 @@ class Worker:
         for result in self._pending.values():
             if not result.done():
                 result.set_exception(_ConnectionClosedError())
-        if self._opening is None or not self._opening.done() or self.loop.is_closed():
+        if self._opening is None or self.loop.is_closed():
+            self._connection.close()
+        elif self._opening.done():
+            self._abort(self._opening)
+        else:
+            # The event loop still watches the socket. If it was closed here, a new socket could get its number.
+            self._opening.add_done_callback(self._abort)
+
+    def _abort(self, opening: asyncio.Task[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> None:
+        if opening.cancelled() or opening.exception() is not None:
             self._connection.close()
         else:
-            _, writer = self._opening.result()
+            _, writer = opening.result()
             writer.transport.abort()  # `close` would first wait until a dead process has read what is buffered
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from rove.models.from_scratch import new_model
@@ -28,14 +28,21 @@ WIDTH = 128
 """Number of values of an embedding."""
 QUERIES = 8
 """Number of questions about the pairs of a sequence: many, so that each sequence has much to learn from."""
+BLOCKS = 5
+"""Number of questions that stand before their pairs; the first shows the order and is not trained on."""
+VALUE_FIRST_SHARE = 0.4
+"""Share of sequences in which a value stands before its key, as in "Ida has the cup"."""
 EXAMPLES = 6
 """Number of examples of a transformation; the first shows what to do and is not trained on."""
 BATCH = 32
+START_LEVEL = 3
 UNTRAINED = -100
 """Target of a position that is not trained on."""
 LEARNING_RATE = 2e-3
 DECAY_SHARE = 0.3
 """Share of the steps, at the end, in which the learning rate falls to a twentieth."""
+RECALL_SHARE, QUESTION_FIRST_SHARE = 0.5, 0.6
+"""Share of steps with questions after the pairs, and with questions before them among the other steps."""
 KINDS = ("copy", "copy", "reverse", "first", "last", "member", "without")
 
 
@@ -100,37 +107,77 @@ class Pool:
         return [self.symbols.pop() for _ in range(count)]
 
 
+class Layout:
+    """Where the parts of all pairs and questions of a sequence stand, and of which symbols they consist."""
+
+    def __init__(self, rng: random.Random, pool: Pool, level: Level):
+        self.rng = rng
+        self.count = rng.randint(max(1, level.pairs // 2), level.pairs)
+        self.key_length, self.value_length = rng.randint(1, level.key), rng.randint(1, level.value)
+        self.before, self.between, self.after = (
+            pool.take(rng.randint(0, most)) for most in (level.before, level.between, level.after)
+        )
+        self.question_before = pool.take(rng.randint(0, level.question_before))
+        self.question_after = pool.take(rng.randint(1, level.question_after + 1))
+        self.key_symbols, self.value_symbols = pool.take(max(2 * self.count, 4)), pool.take(rng.choice([4, 10, 10, 40]))
+        self.is_value_first = rng.random() < VALUE_FIRST_SHARE
+
+    def some_keys(self, count: int) -> list[tuple[int, ...]]:
+        """Return different keys."""
+        keys: list[tuple[int, ...]] = []
+        while len(keys) < count:
+            key = tuple(self.rng.sample(self.key_symbols, self.key_length))
+            if key not in keys:
+                keys.append(key)
+        return keys
+
+    def some_value(self) -> list[int]:
+        """Return a value, which other keys may have as well."""
+        return [self.rng.choice(self.value_symbols) for _ in range(self.value_length)]
+
+    def pair(self, key: tuple[int, ...], value: list[int]) -> list[int]:
+        """Return the symbols of a pair."""
+        first, second = (value, key) if self.is_value_first else (key, value)
+        return [*self.before, *first, *self.between, *second, *self.after]
+
+
 def recall(rng: random.Random, level: Level) -> Exercise:
     """Return pairs of keys and values, and questions about them; in some sequences, later values replace earlier ones."""
     pool = Pool(rng)
-    count = rng.randint(max(1, level.pairs // 2), level.pairs)
-    key_length, value_length = rng.randint(1, level.key), rng.randint(1, level.value)
-    before, between, after = (pool.take(rng.randint(0, most)) for most in (level.before, level.between, level.after))
-    question_before = pool.take(rng.randint(0, level.question_before))
-    question_after = pool.take(rng.randint(1, level.question_after + 1))
-    key_symbols, value_symbols = pool.take(max(2 * count, 4)), pool.take(rng.choice([4, 10, 10, 40]))
-    keys: list[tuple[int, ...]] = []
-    while len(keys) < count:
-        key = tuple(rng.sample(key_symbols, key_length))
-        if key not in keys:
-            keys.append(key)
-
-    def some_value() -> list[int]:
-        return [rng.choice(value_symbols) for _ in range(value_length)]
-
-    is_value_first = level.pairs > 4 and rng.random() < 0.2
+    layout = Layout(rng, pool, level)
+    keys = layout.some_keys(layout.count)
     sequence = Exercise([], [])
     sequence.show(pool.take(1))
     values: dict[tuple[int, ...], list[int]] = {}
-    replaced = rng.sample(keys, count // 2) if level.pairs > 3 and rng.random() < 0.1 else []
+    replaced = rng.sample(keys, len(keys) // 2) if level.pairs > 3 and rng.random() < 0.1 else []
     for key in [*keys, *replaced]:
-        values[key] = some_value()
-        first, second = (values[key], key) if is_value_first else (key, values[key])
-        sequence.show([*before, *first, *between, *second, *after])
+        values[key] = layout.some_value()
+        sequence.show(layout.pair(key, values[key]))
     sequence.show(pool.take(rng.randint(0, 2)))
     for key in rng.choices(keys, k=QUERIES):
-        sequence.show([*question_before, *key, *question_after])
+        sequence.show([*layout.question_before, *key, *layout.question_after])
         sequence.train(values[key])
+    return sequence
+
+
+def question_first(rng: random.Random, level: Level) -> Exercise:
+    """Return blocks of a question, pairs, and the answer, which is about the pairs of its own block."""
+    pool = Pool(rng)
+    layout = Layout(rng, pool, level)
+    end = pool.take(rng.randint(0, 1))
+    sequence = Exercise([], [])
+    sequence.show(pool.take(1))
+    for number in range(BLOCKS):
+        keys = layout.some_keys(rng.randint(1, max(2, layout.count // 2)))
+        values = {key: layout.some_value() for key in keys}
+        asked = rng.choice(keys)
+        sequence.show([*layout.question_before, *asked, *layout.question_after[:1]])
+        for key in keys:
+            sequence.show(layout.pair(key, values[key]))
+        sequence.show(layout.question_after)
+        add = sequence.train if number else sequence.show
+        add(values[asked])
+        sequence.show(end)
     return sequence
 
 
@@ -196,8 +243,9 @@ class Training:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.step)
         embeddings = torch.randn(SYMBOLS, WIDTH, generator=generator) * WIDTH**-0.5  # as in a new model
         level = self.level if rng.random() < 0.7 else rng.randint(0, self.level)
-        is_recall = self.level < 2 or rng.random() < 0.75
-        make = recall if is_recall else transform
+        is_recall = self.level < 2 or rng.random() < RECALL_SHARE
+        other = question_first if rng.random() < QUESTION_FIRST_SHARE else transform
+        make = recall if is_recall else other
         symbols, targets = batch_of([make(rng, LEVELS[level]) for _ in range(BATCH)])
         hidden = self.model.model(inputs_embeds=embeddings[symbols]).last_hidden_state[:, :-1]
         targets = targets[:, 1:]
@@ -248,6 +296,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", required=True, type=Path, help="file to write")
     parser.add_argument("--steps", type=int, default=16_000, help="number of steps (default: 16000)")
+    parser.add_argument("--start", type=Path, help="layers to continue from, which can recall up to level 4")
     parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/recall_layers.pt"), help="file of a stopped run")
     args = parser.parse_args()
@@ -255,6 +304,10 @@ def main() -> None:
     training = Training(args.seed)
     if args.checkpoint.exists():
         training.load(args.checkpoint)
+    elif args.start is not None:
+        stored = {name: weight.float() for name, weight in load_file(args.start).items()}
+        training.model.load_state_dict(stored, strict=False)
+        training.level = START_LEVEL
     while training.step < args.steps:
         loss = training.take_step(args.steps)
         if training.step % 200 == 0 or training.step == args.steps:

@@ -280,8 +280,7 @@ def _messages(options: _Body) -> list[JsonObject]:
     for i, item in enumerate(options.input):
         kind = item.get("type", "message")
         if kind == "reasoning":
-            parts = item.get("content") or item.get("summary") or []
-            thought = "\n\n".join(part["text"] for part in parts if isinstance(part, dict) and part.get("text"))
+            thought = _thought(item, i)
             continue
         message = _message(item, kind, i)
         if thought and message["role"] == "assistant":
@@ -293,6 +292,16 @@ def _messages(options: _Body) -> list[JsonObject]:
         else:
             messages.append(message)
     return list(messages)
+
+
+def _thought(item: JsonMapping, position: int) -> str:
+    """Return the text of an item with reasoning; "" if it has only encrypted reasoning."""
+    parts = item.get("content") or item.get("summary") or []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else [parts]
+    texts = [text for text in texts if text]
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"input[{position}] has the reasoning {excerpt(parts)}; expected a list of parts with a text")
+    return "\n\n".join(texts)
 
 
 def _message(item: JsonMapping, kind: str, position: int) -> Message:

@@ -132,6 +132,7 @@ def test_response_format_and_tool_choice():
         ({"input": "a", "tools": [{"type": "web_search"}]}, "web_search.*expected type 'function'"),
         ({"input": [{"type": "item_reference", "id": "1"}]}, r"input\[0\] is of type item_reference"),
         ({"input": [{"role": "king", "content": "a"}]}, "the role is king"),
+        ({"input": [{"type": "reasoning", "summary": 1}]}, r"input\[0\] has the reasoning 1; expected a list of parts"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, r"input\[0\] has the content part"),
         ({"input": [{"type": "function_call_output", "output": "a"}]}, "tool_call_id"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "tool_calls"),

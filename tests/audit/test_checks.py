@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import sqlite3
@@ -222,10 +221,9 @@ async def test_robustness(grade: Any, is_found: bool) -> None:
 
 async def test_a_grader_that_fails_on_nested_brackets_only() -> None:
     def grade(completion: Any, answer: str) -> bool:
-        try:
-            return json.loads(parsed(completion)) == int(answer)
-        except ValueError:
-            return False
+        if text(completion).count("[") > 1000:  # as json.loads does on Python 3.11
+            raise RecursionError
+        return exact(completion, answer)
 
     assert [finding.severity for finding in await findings(check_robustness, sums(grade))] == [Severity.LOW]
 

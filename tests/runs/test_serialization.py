@@ -186,7 +186,9 @@ def without_checksum(line: bytes) -> bytes:
 
 
 NOT_UTF8 = without_checksum(encode_record(make_record(answer="quite unusual"))).replace(b"quite unusual", b"\xff")
-NESTED = without_checksum(encode_record(make_record(info={"a": 7_777}))).replace(b"7777", 9_000 * b"[" + 9_000 * b"]")
+NESTED = without_checksum(encode_record(make_record(info={"a": 7_777}))).replace(
+    b"7777", 100_000 * b"[" + 100_000 * b"]"
+)
 
 
 @each_row(

@@ -8,6 +8,7 @@ import io
 import lzma
 import stat
 import struct
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -185,7 +186,13 @@ def nested_zip(depth: int) -> bytes:
         ({"my_sums-1.0.dist-info/METADATA": METADATA + b"Requires-Dist: a; " + b"(" * 100}, "100 parentheses"),
         ({"my_sums-1.0.dist-info/METADATA": METADATA + b"Requires-Python: " + b">=3," * 200}, "requires Python"),
         ({"my_sums-1.0.dist-info/METADATA": METADATA + NESTED_PARTS}, "metadata cannot be read: maximum recursion"),
-        ({"my_sums-1.0.dist-info/METADATA": METADATA + b"Author-email: " + b"(" * 5_000}, "nests too deep"),
+        pytest.param(
+            {"my_sums-1.0.dist-info/METADATA": METADATA + b"Author-email: " + b"(" * 5_000},
+            "nests too deep",
+            marks=pytest.mark.skipif(
+                sys.version_info >= (3, 13), reason="its email package does not read nested comments"
+            ),
+        ),
         ({"my_sums-1.0.dist-info/METADATA": b"\xff\xfe"}, "metadata"),
         (
             {"my_sums-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: a\nName: b\nVersion: 1\n"},

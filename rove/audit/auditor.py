@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rove.audit.baseline import Baseline, measure_baseline, visible_share
-from rove.audit.call_checks import check_needed_calls, check_row_values
+from rove.audit.call_checks import check_many_calls, check_needed_calls, check_row_values
 from rove.audit.data_checks import (
     check_contradictions,
     check_copied_numbers,
@@ -323,6 +323,7 @@ class _Auditor:
             await self._do("answer-leak", check_error_leaks(subject, base))
             await self._do("answer-leak", check_values_of_errors(subject, base))
             await self._do("blind-game", check_row_values(subject, base))
+            await self._do("blind-game", check_many_calls(subject, base))
 
     async def _inject_into_model(self, judge: JudgeModel, subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
         """Yield findings with a model as the judge, in a new worker, so that no verdicts of the scripted judge are cached."""

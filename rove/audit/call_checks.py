@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import permutations
 from typing import NamedTuple
@@ -26,6 +28,7 @@ from rove.audit.traces import (
 )
 from rove.core.findings import Finding, Severity
 from rove.core.messages import AssistantMessage, Message, Messages, text_of
+from rove.core.plain import JsonObject
 from rove.core.state import State, bookkeeping
 from rove.envs.tool import example_call
 
@@ -48,6 +51,10 @@ no such call."""
 ORDER = re.compile(r"\b(before|first|after|then|until)\b", re.IGNORECASE)
 MIN_VERB = 4
 """Minimum length of the first word of a tool's name, such as "verify", by which a sentence may name the tool."""
+
+
+MAX_GUESSES = 60
+"""Maximum number of calls in a turn with the values of other rows."""
 
 
 class Change(NamedTuple):
@@ -120,18 +127,18 @@ def _changes(base: Baseline, moves: Mapping[int, Moves]) -> list[Change]:
 
 
 def _are_values_shown(base: Baseline, moves: Mapping[int, Moves]) -> bool:
-    """Return whether the prompts show the values of most calls that act.
+    """Return whether the prompts show most values of each tool that acts.
 
     A value that a policy computed from the results of earlier calls cannot be known before them, so these calls have an order.
     """
     prompts = {record.example_id: "\n".join(map(text_of, record.prompt)) for record in base.idle.records}
-    num_shown = num_values = 0
+    are_shown: dict[str, list[bool]] = {}
     for row, row_moves in moves.items():
         calls = [call for move in row_moves for call in calls_of(move) if not INFORMING.match(call["function"]["name"])]
-        values = [str(value) for call in calls for value in arguments_of(call).values()]
-        num_values += len(values)
-        num_shown += sum(value in prompts.get(row, "") for value in values)
-    return num_shown >= num_values / 2
+        for call in calls:
+            values = map(str, arguments_of(call).values())
+            are_shown.setdefault(call["function"]["name"], []).extend(value in prompts.get(row, "") for value in values)
+    return all(sum(of_tool) >= len(of_tool) / 2 for of_tool in are_shown.values())
 
 
 def _changed_arguments(moves: Mapping[int, Moves], subject: Subject) -> list[Change]:
@@ -191,6 +198,67 @@ def _is_named(tool: str, sentences: Sequence[str], words: re.Pattern[str]) -> bo
     names += [verb] if len(verb) >= MIN_VERB else []
     matching = [sentence.casefold() for sentence in sentences if words.search(sentence)]
     return any(name in sentence for name in names for sentence in matching)
+
+
+async def check_many_calls(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if one of many calls may be right: values that the prompt does not show are taken from all other rows.
+
+    The usual cause is a grader that looks for a right change and not for further ones.
+    """
+    best = calling_policy(base)
+    if best is None:
+        return
+    last_calls = _last_acting_calls(moves_by_row(best))
+    prompts = {record.example_id: "\n".join(map(text_of, record.prompt)) for record in base.idle.records}
+    policy = replayed(lambda row: [AssistantMessage(None, tool_calls=_guesses(row, last_calls, prompts))])
+    name = f"up to {MAX_GUESSES} calls with the values of other rows, in one turn"
+    if not any(len(_guesses(row, last_calls, prompts)) > 1 for row in last_calls):
+        return
+    first = await subject.measure(name, policy, TRIED_EXAMPLES)
+    expected = max(base.chance, balanced_share(base), base.share_of_task(max(base.idle.mean, base.floor.mean)))
+    if expected >= 1 or base.share_of_task(first.mean, expected) < HIGH_SHARE:
+        return
+    measured = await subject.measure(name, policy)
+    one_guess = replayed(lambda row: [AssistantMessage(None, tool_calls=_guesses(row, last_calls, prompts)[:1])])
+    single = await subject.measure("one call with the values of another row", one_guess)
+    is_paid = base.share_of_task(measured.mean, expected) >= HIGH_SHARE
+    if is_paid and is_higher(measured, highest([single, base.idle, base.floor]), base.task_range):
+        yield measured.finding(
+            "blind-game",
+            f"{measured.name}, earn {measured.mean:.3f}, one such call {single.mean:.3f}; the best policy or a full reward is "
+            f"{base.full:.3f}",
+            Severity.HIGH,
+            floor=single.mean,
+        )
+
+
+def _last_acting_calls(moves: Mapping[int, Moves]) -> dict[int, JsonObject]:
+    """Return the last call of each row that does more than inform, of the tool that most rows call last."""
+    by_row: dict[int, JsonObject] = {}
+    for row, row_moves in moves.items():
+        calls = [call for move in row_moves for call in calls_of(move) if not INFORMING.match(call["function"]["name"])]
+        if calls:
+            by_row[row] = calls[-1]
+    tools = Counter(call["function"]["name"] for call in by_row.values())
+    most_called = tools.most_common(1)[0][0] if tools else ""
+    return {row: call for row, call in by_row.items() if call["function"]["name"] == most_called}
+
+
+def _guesses(row: int, last_calls: Mapping[int, JsonObject], prompts: Mapping[int, str]) -> list[JsonObject]:
+    """Return a row's call with the values of other rows in place of those that its prompt does not show."""
+    own = last_calls.get(row) or next(iter(last_calls.values()), None)
+    if own is None:
+        return []
+    arguments = arguments_of(own)
+    hidden = [name for name, value in arguments.items() if str(value) not in prompts.get(row, "")]
+    guesses: dict[str, JsonObject] = {}
+    for other, call in last_calls.items():
+        values = arguments_of(call)
+        if other == row or not all(name in values for name in hidden):
+            continue
+        text = json.dumps({**arguments, **{name: values[name] for name in hidden}})
+        guesses[text] = {**own, "function": {**own["function"], "arguments": text}}
+    return list(guesses.values())[:MAX_GUESSES]
 
 
 async def check_row_values(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:

@@ -50,6 +50,9 @@ CONTRADICTED = 0.1
 """Maximum mean number of further right options of a question, if its right option follows from the question."""
 NEAR_SHARE = 0.1
 """If more than this share of the evaluation rows are near duplicates of training rows, this is a finding."""
+REWORDED_BY_CHANCE = 0.2
+"""Evaluation rows with the numbers of a training row are copies only if training rows resemble each other less than this fraction
+as often."""
 NGRAM = 5
 """Length of the word sequences by which near duplicates are recognized."""
 NEAR = 0.8
@@ -127,6 +130,24 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
             rate=(share, share, share),
             floor=0.0,
             prompt=_pair(*near[0]),
+        )
+        return
+    reworded = _reworded(train, evaluation)
+    share = len(reworded) / len(evaluation)
+    half = len(train) // 2
+    within = len(_reworded(train[:half], train[half:])) / max(1, len(train) - half)
+    # Problems with few possible numbers, such as lists to sort, are equal by chance, among training rows as well.
+    if share > NEAR_SHARE and within < REWORDED_BY_CHANCE * share:
+        yield Finding(
+            id="data-overlap",
+            severity=Severity.HIGH,
+            text=(
+                f"{share:.0%} of {len(evaluation)} evaluation rows have the numbers and the answer of a training row, in other "
+                f"words; among the training rows, this is so for {within:.0%}"
+            ),
+            rate=(share, share, share),
+            floor=0.0,
+            prompt=_pair(*reworded[0]),
         )
 
 
@@ -260,20 +281,36 @@ def _near_duplicates(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterato
             yield row, train[best]
 
 
-def _same_numbers(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    """Yield rows of both datasets with the same numbers and the same answer: the same problem in other words."""
-    rows = {_signature(row): row for row in train}
+def _same_numbers(train: Sequence[Row], evaluation: Sequence[Row], in_order: bool = True) -> Iterator[tuple[Row, Row]]:
+    """Yield rows of both datasets with the same numbers and the same answer: the same problem in other words.
+
+    Args:
+        train: Training rows.
+        evaluation: Evaluation rows.
+        in_order: Whether the numbers must stand in the same order.
+    """
+    rows = {_signature(row, in_order): row for row in train}
     for row in evaluation:
-        signature = _signature(row)
+        signature = _signature(row, in_order)
         if signature is not None and signature in rows:
             yield row, rows[signature]
 
 
-def _signature(row: Row) -> tuple[str, ...] | None:
+def _reworded(train: Sequence[Row], evaluation: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Return rows with the numbers and the answer of a training row and other words, each with that row."""
+    # With equal words, numbers in another order are another problem.
+    return [
+        (ours, theirs)
+        for ours, theirs in _same_numbers(train, evaluation, in_order=False)
+        if re.sub(r"\d+", "", ours["text"]) != re.sub(r"\d+", "", theirs["text"])
+    ]
+
+
+def _signature(row: Row, in_order: bool) -> tuple[str, ...] | None:
     numbers = _numbers(row)
     if len(numbers) < 3 or len("".join(numbers)) < MIN_DIGITS or not row["answer"]:  # equal by chance
         return None
-    return (*numbers, row["answer"])
+    return (*(numbers if in_order else sorted(numbers)), row["answer"])
 
 
 def _numbers(row: Row) -> tuple[str, ...]:

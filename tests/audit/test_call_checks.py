@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rove as vf
-from rove.audit.call_checks import check_needed_calls, check_row_values
+from rove.audit.call_checks import check_many_calls, check_needed_calls, check_row_values
 from rove.core.findings import Severity
 from tests.audit.test_checks import findings
 
@@ -128,3 +128,52 @@ async def test_calls_whose_values_come_from_earlier_calls_have_an_order() -> Non
 async def test_calls_with_values_of_another_row(defect: str, is_found: bool) -> None:
     reported = await findings(check_row_values, Refunds(defect))
     assert [(finding.id, finding.severity) for finding in reported] == [("blind-game", Severity.HIGH)] * is_found
+
+
+class Bookings(vf.StatefulToolEnv):
+    """A calendar in which a meeting is booked at the only free day, which a tool shows."""
+
+    def __init__(self, allows_more: bool):
+        def is_booked(state: Any) -> float:
+            booked = state["booked"]
+            return float(state["answer"] in booked and (allows_more or len(booked) == 1))
+
+        days = [f"day {number}" for number in range(12)]
+        rows = [{"question": f"Book room {n}.", "answer": days[n * 5 % 12]} for n in range(36)]
+        super().__init__(
+            dataset=rows, rubric=vf.Rubric([is_booked]), policies={"booker": booker, "guesser": guesser}, max_turns=4
+        )
+        for tool in (self.show_free, self.book):
+            self.add_tool(tool, args_to_skip=["state"])
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> None:
+        state["booked"] = []
+
+    def update_tool_args(self, tool_name: str, tool_args: Any, messages: Any, state: Any, **kwargs: Any) -> Any:
+        return {**tool_args, "state": state}
+
+    def show_free(self, state: Any) -> str:
+        """Show the free day."""
+        return state["answer"]
+
+    def book(self, day: str, state: Any) -> str:
+        """Book a day."""
+        state["booked"].append(day)
+        return "booked"
+
+
+def booker(messages: Any, state: Any, rng: Any) -> Any:
+    turn = len(state["trajectory"])
+    if turn == 0:
+        return vf.tool_call("show_free")
+    return vf.tool_call("book", day=state["answer"]) if turn == 1 else "done"
+
+
+def guesser(messages: Any, state: Any, rng: Any) -> Any:
+    return vf.tool_call("book", day="day 3") if not state["trajectory"] else "done"
+
+
+@pytest.mark.parametrize("allows_more", [False, True])
+async def test_calls_with_the_values_of_all_other_rows(allows_more: bool) -> None:
+    found = await findings(check_many_calls, Bookings(allows_more))
+    assert [finding.severity for finding in found] == ([Severity.HIGH] if allows_more else [])

@@ -55,6 +55,8 @@ CHOICES = [choice(number, ("red", "blue")[number % 2]) for number in range(50)]
 REORDERED = [choice(number, ("red", "blue")[number % 2], "teal blue red green") for number in range(50)]
 OTHER_RIGHT = [choice(number, "green", "teal blue red green") for number in range(50)]
 PERMUTATIONS = [row(f"Sort 1 {n} 3 {900 - n} 5", f"1 3 5 {n} {900 - n}") for n in range(10, 110)]
+KNITTED = [row(f"{n} rows of {3 * n} cm, edge {n % 7}", str(n * 9)) for n in range(100, 200)]
+REWORDED = [row(f"The edge is {n % 7}, and {3 * n} cm have {n} rows", str(n * 9)) for n in range(100, 200)]
 REVERSED = [row(f"Sort 5 {900 - n} 3 {n} 1", f"1 3 5 {n} {900 - n}") for n in range(10, 110)]
 
 
@@ -73,6 +75,9 @@ REVERSED = [row(f"Sort 5 {900 - n} 3 {n} 1", f"1 3 5 {n} {900 - n}") for n in ra
         (CHOICES, REORDERED, [Severity.HIGH]),  # the same questions with their options in another order
         (CHOICES, OTHER_RIGHT, []),  # another answer: the questions ask about something else
         (PERMUTATIONS, REVERSED, []),  # the same numbers in another order are another problem
+        (KNITTED, REWORDED, [Severity.HIGH]),
+        # Rows that resemble each other by chance are no copies.
+        ([*KNITTED, *REWORDED], [row(f"{3 * n} cm, {n} rows, edge: {n % 7}", str(n * 9)) for n in range(100, 200)], []),
         (games(0, 50), [row("The same start.", digest=f"other {n}") for n in range(50)], []),
         (stories(0, 100), stories(200, 100), []),
         (stories(0, 100), [row(story["text"] + " or so") for story in stories(0, 100)], [Severity.MEDIUM]),

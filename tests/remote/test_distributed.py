@@ -288,12 +288,15 @@ def test_groups_with_group_rewards_share_a_pool(grouped: tuple[node_module.NodeA
 
 async def test_a_worker_of_a_lost_node_is_closed(alone: tuple[node_module.NodeActor, Path]) -> None:
     """The pool is closed while the worker is starting."""
-    pool = WorkerPool(NodeWorkers(Near(alone[0], "far away"), "talk", LOCALHOST), 120.0)
-    opening = asyncio.create_task(pool.open_worker())
-    await asyncio.sleep(0)
-    pool.close_lost("its node is lost")
+
+    class Leaving(Near):
+        async def call(self, name: str, /, *args: Any) -> Any:
+            pool.close_lost("its node is lost")
+            return await super().call(name, *args)
+
+    pool = WorkerPool(NodeWorkers(Leaving(alone[0], "far away"), "talk", LOCALHOST), 120.0)
     with pytest.raises(WorkerError, match="its node is lost"):
-        await opening
+        await pool.open_worker()
 
 
 async def test_a_connection_without_the_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

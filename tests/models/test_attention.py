@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from fakes import bpe_tokenizer, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 from tiers import each_row, first_quick
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, LlamaConfig, MistralConfig, Qwen2Config
@@ -163,6 +165,8 @@ def test_gradients_match_the_reference():
 @pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2"])
 @pytest.mark.parametrize("kv_heads", first_quick([4, 2, 1]))
 def test_models_give_the_same_logits_as_with_attention_of_transformers(arch: str, kv_heads: int):
+    if arch == "lfm2" and Version(transformers.__version__) < Version("5.18"):
+        pytest.skip("its cache in transformers 5.12 forgets earlier tokens when a prompt is read in parts")
     loaded = tiny_model(arch, kv_heads=kv_heads)
     ids = torch.randint(0, 300, (2, 12), generator=torch.Generator().manual_seed(0))
     assert loaded.model.config._attn_implementation == "rove"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from fakes import tiny_model
 from families import family_model
 from tiers import first_quick
@@ -19,7 +20,7 @@ from rove.models.load import LoadedModel
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import plan
 from rove.train import trainer as trainer_module
-from rove.train.batch import count_trained_tokens, micro_batches
+from rove.train.batch import can_pack, count_trained_tokens, micro_batches
 from rove.train.losses import cispo, cross_entropy, grpo
 from rove.train.sequences import TrainingSequence, sequences_from_record
 from rove.train.trainer import Trainer, TrainingError, token_logprobs
@@ -106,6 +107,10 @@ def test_packed_padded_and_single_sequences_give_the_same_gradient(make: Any, fa
     one_by_one = gradient(loaded, sequences, 1, loss)
     assert one_by_one.norm() > 0
     assert difference(gradient(loaded, sequences, 10_000, loss), one_by_one) <= 1e-5
+    if not can_pack(loaded.model):
+        pytest.skip(
+            f"transformers {transformers.__version__} does not pass the structure of packed batches to {family}"
+        )
     for budget in (1, 70, 10_000):
         assert difference(gradient(loaded, sequences, budget, loss, pack=True), one_by_one) <= 1e-5
     monkeypatch.setattr(trainer_module, "LARGE_VOCABULARY", 1)  # use the path for large vocabularies

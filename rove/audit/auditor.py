@@ -34,6 +34,7 @@ from rove.audit.game_checks import (
     check_moves_of_other_rows,
     check_redone_steps,
     check_repeated_actions,
+    check_stalling,
 )
 from rove.audit.grader_checks import (
     HASH_SEED,
@@ -307,6 +308,7 @@ class _Auditor:
         await self._do("blind-game", check_repeated_actions(subject, base))
         await self._do("blind-game", check_copied_moves(subject, base))
         await self._do("blind-game", check_redone_steps(subject, base))
+        await self._do("blind-game", check_stalling(subject, base))
         await self._do("blind-game", check_blind_games(subject, base))
         await self._do("blind-game", check_moves_of_other_rows(subject, base))
         await self._do("blind-game", check_fixed_moves(subject, base, self.options.seed))

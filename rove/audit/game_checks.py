@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise, permutations
 
-from rove.audit.baseline import Baseline, beats_guess, is_higher
+from rove.audit.baseline import MIN_PAIRS, Baseline, beats_guess, is_higher
 from rove.audit.findings import shortened
 from rove.audit.replies import Form, constant, last_message, observed_actions, shown
 from rove.audit.subject import TRIED_EXAMPLES, Measured, Policy, Subject, highest, measure_promising
@@ -53,6 +53,8 @@ REPEATED_EXAMPLES = 5
 """Number of examples on which repeated replies are tried."""
 MANY_TURNS = 1.5
 """Minimum ratio of the turns of a policy that repeats actions for rewards to the turns of the policy that does the task."""
+STALLING_SHARE = 0.2
+"""It is a finding if repeating a move raises the reward of a policy that stopped early by this share of the range of rewards."""
 COPIES, FIRST_COPIES = 3, 20
 """Copies of each move of a good policy, and of its first move."""
 EXTRA_SHARE = 0.1
@@ -375,6 +377,37 @@ async def check_copied_moves(subject: Subject, base: Baseline) -> AsyncIterator[
                 floor=best.mean,
             )
             return
+
+
+async def check_stalling(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if repeating the last move but one, in place of the last one, earns much of what the best policy earns.
+
+    The usual cause is credit for partial success that is paid in every turn, while success ends the rollout.
+    """
+    if not base.honest:
+        return
+    best = highest(base.honest)
+    moves = {row: row_moves for row, row_moves in moves_by_row(best).items() if len(row_moves) > 1}
+    has_calls = any(calls_of(move) for row_moves in moves.values() for move in row_moves)
+    if has_calls or len(moves) < MIN_PAIRS:
+        return
+    stopping = replayed(lambda row: moves.get(row, [])[:-1])
+    stalling = replayed(lambda row: [*moves.get(row, [])[:-1], *moves.get(row, [])[-2:-1] * FIRST_COPIES])
+    name = f"the {best.name} with its last move but one repeated in place of the last one"
+    for count in (REPEATED_EXAMPLES, None):
+        stopped = await subject.measure(f"the {best.name} without its last move", stopping, count)
+        stalled = await subject.measure(name, stalling, count)
+        gain = stalled.mean - stopped.mean
+        if gain < STALLING_SHARE * base.task_range or base.share_of_task(stalled.mean) < BLIND_SHARE:
+            return
+    if is_higher(stalled, stopped, base.task_range):
+        yield stalled.finding(
+            "blind-game",
+            f"{name} earns {stalled.mean:.3f}, and {stopped.mean:.3f} without the repetitions: partial success is paid in every "
+            f"turn; as it is, the policy earns {best.mean:.3f}",
+            Severity.HIGH if stalled.mean >= best.mean else Severity.MEDIUM,
+            floor=stopped.mean,
+        )
 
 
 async def check_redone_steps(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:

@@ -193,6 +193,14 @@ SHOWN_FORMS: dict[str, tuple[Rewrite, re.Pattern[str]]] = {
 """Name → function, and a pattern of prompts that show this form, so that a model will use it."""
 
 
+SHOWN_SHARE = 0.3
+"""A form is tried if at least this share of the prompts show it."""
+SEPARATOR_RULE = re.compile(
+    r"\b(comma|separator|digits only|only digits|plain number|whole number|integer)s?\b", re.IGNORECASE
+)
+"""Words of instructions about the form of numbers."""
+
+
 async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding if right answers in another form are refused although no prompt asks for the form of the rows' answers.
 
@@ -208,9 +216,7 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
     plainer = [
         (name, rewrite) for name, (rewrite, mark) in REWRITES.items() if not any(mark in text for text in instructions)
     ]
-    shown = [
-        (name, rewrite) for name, (rewrite, pattern) in SHOWN_FORMS.items() if all(map(pattern.search, instructions))
-    ]
+    shown = [(name, rewrite) for name, (rewrite, pattern) in SHOWN_FORMS.items() if _is_shown(base.prompts, pattern)]
     for name, rewrite in [*plainer, *shown]:
         if sum(bool(rewrite(str(answer))) for answer in subject.answers) < MIN_FORMS:
             continue
@@ -242,6 +248,12 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
         prompt=prompt,
         completion=completion,
     )
+
+
+def _is_shown(prompts: Sequence[str], pattern: re.Pattern[str]) -> bool:
+    """Return whether many prompts show a form, and no instruction is about it."""
+    is_forbidden = any(map(SEPARATOR_RULE.search, _instructions(prompts)))
+    return not is_forbidden and sum(bool(pattern.search(prompt)) for prompt in prompts) >= SHOWN_SHARE * len(prompts)
 
 
 def _instructions(prompts: Sequence[str]) -> list[str]:

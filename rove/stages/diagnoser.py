@@ -14,12 +14,14 @@ from rove.stages.examination import read_evidence
 from rove.stages.pipeline import Pipeline
 from rove.stages.request import EVIDENCE
 from rove.stages.results import Diagnosis, ending_lines
+from rove.stages.second_start import GuessingError
 from rove.train.diagnosis import (
     SAMPLED_REWARD,
     Task,
     after_sft,
     during_rl,
     during_sft,
+    is_guessing,
     is_refuted,
     is_stuck,
     with_teacher_data,
@@ -54,10 +56,12 @@ class Diagnoser:
 
     Args:
         pipeline: The stages.
+        starts_again: Whether to raise a `GuessingError` if SFT learns no more than to guess.
     """
 
-    def __init__(self, pipeline: Pipeline):
+    def __init__(self, pipeline: Pipeline, starts_again: bool = False):
         self.pipeline = pipeline
+        self.starts_again = starts_again
         self.folder = folder = pipeline.recipe.folder
         self.reporter = pipeline.reporter
         self.task: Task | None = None
@@ -88,6 +92,8 @@ class Diagnoser:
             if SAMPLED_REWARD in metrics:
                 self._withdraw_refuted(stage.name, history, self.task)
             self._report(stage.name, during_rl(history, self.task, steps=total), step, total)
+        elif self.starts_again and is_guessing(history, self.task):
+            raise GuessingError(f"after {step} steps of SFT, the reward is still that of {self.task.start_name}")
         elif is_stuck(history, total, self.task):
             self._report(stage.name, during_sft(history, self._with_data(self.task)), step, total)
         elif self.task.has_learned(history):

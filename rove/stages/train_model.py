@@ -37,6 +37,7 @@ CheckFile = Callable[[Path, JsonMapping], None]
 `rove.runs.provenance.check_own`."""
 
 
+RECALL_PAGE = "docs/decisions/recall_layers.md"
 SMOKE_NOTE = "smoke test: the figures above mean nothing; "
 
 
@@ -263,6 +264,7 @@ def run_recipe(pipeline: Pipeline, file: Path, smoke: bool = False) -> PipelineR
     """
     from rove.stages.diagnoser import Diagnoser, read_diagnoses
     from rove.stages.preparation import write_evidence
+    from rove.stages.second_start import GuessingError, may_start_again, start_again
 
     recipe, reporter = pipeline.recipe, pipeline.reporter
     if pipeline.restore():
@@ -275,10 +277,16 @@ def run_recipe(pipeline: Pipeline, file: Path, smoke: bool = False) -> PipelineR
         _keep_recipe(file, recipe.folder)
     if not (recipe.folder / EVIDENCE).exists():  # the recipe was given
         write_evidence(recipe, reporter)
-    diagnoser = Diagnoser(pipeline)
+    may_repeat = not smoke and pipeline.ranks.size == 1 and may_start_again(recipe, file)
+    diagnoser = Diagnoser(pipeline, may_repeat)
     if not smoke:
         pipeline.after_step, pipeline.after_stage = diagnoser.after_step, diagnoser.after_stage
-    rows = pipeline.run()
+    try:
+        rows = pipeline.run()
+    except GuessingError as reason:
+        text = f"{reason}: starting again with layers that can find and copy parts of the prompt ({RECALL_PAGE})"
+        reporter.note(text, important=True)
+        return run_recipe(Pipeline(start_again(recipe), reporter, pipeline.ranks), file)
     # Not before: the stages refuse a recipe that contradicts what has run, and the folder's own recipe must not be lost then.
     _keep_recipe(file, recipe.folder)
     show_results(pipeline)

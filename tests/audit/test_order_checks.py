@@ -134,6 +134,19 @@ async def test_right_answers_in_the_form_of_the_prompt(example: str, ignored: st
     assert [finding.severity for finding in reported] == [Severity.HIGH] * is_found
 
 
+@pytest.mark.parametrize(("rule", "is_found"), [("Add.", True), ("Write digits only, without commas.", False)])
+async def test_right_answers_in_the_form_of_some_questions(rule: str, is_found: bool) -> None:
+    def correct(completion: Any, answer: str) -> float:
+        return float(text(completion) == answer)
+
+    rows: list[dict[str, Any]] = []
+    for n in range(3, 40):
+        summands = f"{n * 1397:,} and 10" if n % 3 else f"{n} and 1000"
+        rows.append({"question": f"{rule}\n{summands}?", "answer": str(n * 1397 + 10 if n % 3 else n + 1000)})
+    reported = await findings(check_refused_forms, vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct])))
+    assert [finding.severity for finding in reported] == [Severity.HIGH] * is_found
+
+
 @pytest.mark.parametrize(
     ("grade", "severities"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rove as vf
-from rove.audit.game_checks import check_blind_games, check_copied_moves, check_redone_steps
+from rove.audit.game_checks import check_blind_games, check_copied_moves, check_redone_steps, check_stalling
 from rove.audit.grader_checks import check_determinism
 from rove.audit.leak_checks import check_message_leaks
 from rove.audit.replay_checks import (
@@ -241,8 +241,9 @@ class Form(vf.MultiTurnEnv):
 
 @pytest.mark.parametrize("is_found", [True, False])
 async def test_a_move_of_a_good_policy_that_is_paid_again(is_found: bool) -> None:
-    reported_findings = await findings(check_copied_moves, Form(pays_each_time=is_found))
-    assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found
+    for check in (check_copied_moves, check_stalling):
+        reported_findings = await findings(check, Form(pays_each_time=is_found))
+        assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found
 
 
 class Duel(vf.MultiTurnEnv):

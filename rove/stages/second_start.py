@@ -1,0 +1,68 @@
+"""Start a new model again with layers that can recall, if SFT learns no more than to guess."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from rove.runs.provenance import seal
+from rove.runs.train_folder import DIAGNOSES, RECIPE, TrainFolder
+from rove.stages.pipeline import BASE
+from rove.stages.recipe import Recipe
+from rove.stages.request import REQUEST, recipe_digest
+from rove.utils.files import atomic_write
+from rove.utils.systems import rename
+
+FIRST_START = "first_start"
+"""Folder in the folder of all stages that keeps the model, the SFT and the evaluation of the first start."""
+ARCH_LINE = re.compile(r'^arch = "llama"$', re.MULTILINE)
+RECALL_LINES = """# The first start, with arch = "llama" and random weights, only learned to guess (first_start).
+arch = "lfm2"
+init = "recall\""""
+
+
+class GuessingError(Exception):
+    """SFT has learned no more than to guess, and another start may help."""
+
+
+def may_start_again(recipe: Recipe, file: Path) -> bool:
+    """Return whether a recipe is as rove has chosen it, with a new model of the default kind.
+
+    Args:
+        recipe: The recipe.
+        file: Its file.
+    """
+    model, request = recipe.new_model, recipe.folder / REQUEST
+    if model is None or (model.arch, model.size, model.init) != ("llama", "tiny", "random"):
+        return False
+    if file != recipe.folder / RECIPE or not request.exists():
+        return False
+    text = file.read_text("utf-8")
+    is_unchanged = msgspec.json.decode(request.read_bytes()).get("recipe") == recipe_digest(text)
+    return is_unchanged and len(ARCH_LINE.findall(text)) == 1
+
+
+def start_again(recipe: Recipe) -> Recipe:
+    """Put the first start aside, and return the recipe with layers that can recall, which is also written to the folder.
+
+    The recipe is written last: if the process dies before, the next one repeats the first start.
+    """
+    folder = recipe.folder
+    kept = folder / FIRST_START
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir()
+    base = [TrainFolder(folder).evaluation_folder(BASE, condition.name) for condition in recipe.conditions]
+    for part in (folder / "sft", Path(recipe.model), *base):
+        if part.exists():
+            rename(part, kept / part.name)
+    (folder / DIAGNOSES).unlink(missing_ok=True)
+    file = folder / RECIPE
+    atomic_write(file, ARCH_LINE.sub(RECALL_LINES, file.read_text("utf-8")).encode())
+    seal(file)
+    assert recipe.new_model is not None
+    return msgspec.structs.replace(
+        recipe, new_model=msgspec.structs.replace(recipe.new_model, arch="lfm2", init="recall")
+    )

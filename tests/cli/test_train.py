@@ -18,15 +18,20 @@ from commands import Rove, contents, environment, in_this_process
 from rove.cli.main import main
 from rove.core.config import convert
 from rove.core.digest import write_checksums
+from rove.runs.provenance import seal
 from rove.runs.run import Run
 from rove.runs.train_folder import ResultRow
 from rove.stages.completion import read_completion, write_completion
 from rove.stages.diagnoser import Diagnoser
+from rove.stages.models import ModelConfig
 from rove.stages.pipeline import Pipeline
 from rove.stages.recipe import Recipe, RecipeFile
 from rove.stages.reporter import ConsoleReporter, SilentReporter
+from rove.stages.request import recipe_digest
 from rove.stages.results import Diagnosis
+from rove.stages.second_start import may_start_again
 from rove.stages.train_model import train_model
+from rove.train import diagnosis
 from rove.train.worker_group import SINGLE_PROCESS
 
 PARITY = """
@@ -337,6 +342,43 @@ def test_a_changed_recipe_of_a_complete_run_is_refused_before_any_stage(rove: Ro
     assert "mine/rl1 holds a different run; differences:" in done.err and "now 0.5" in done.err
     assert "is complete" not in done.out and "new model" not in done.out
     assert not (dry_run / "model").exists()
+
+
+@pytest.mark.broad
+@pytest.mark.slow
+def test_sft_that_only_guesses_starts_again_with_layers_that_can_recall(
+    rove: Rove, dry_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = small(dry_run / "recipe.toml").read_text()
+    (dry_run / "recipe.toml").write_text(text)
+    (dry_run / "small.toml").unlink()
+    seal(dry_run / "recipe.toml")
+    request = json.loads((dry_run / "request.json").read_text())
+    (dry_run / "request.json").write_text(json.dumps({**request, "recipe": recipe_digest(text)}))
+    for name, value in (("GUESSING_STEPS", 2), ("GUESSING_MEASUREMENTS", 1), ("NEAR_GUESS", 9), ("GUESSING_SPREAD", 9)):
+        monkeypatch.setattr(diagnosis, name, value)
+    done = rove("train", "parity", "--run-dir", "mine")
+    assert done.status == 0
+    assert "starting again with layers that can find and copy parts of the prompt" in " ".join(done.out.split())
+    kept = dry_run / "first_start"
+    assert sorted(path.name for path in kept.iterdir()) == ["base-greedy", "base-sampled", "model", "sft"]
+    assert json.loads((dry_run / "model" / "config.json").read_text())["model_type"] == "lfm2"
+    recipe = tomllib.loads((dry_run / "recipe.toml").read_text())
+    assert (recipe["model"]["arch"], recipe["model"]["init"]) == ("lfm2", "recall")
+    assert "is complete" in rove("train", "parity", "--run-dir", "mine").out
+    assert rove("train", "parity", "--recipe", "mine/recipe.toml", "--run-dir", "again").status == 0
+    first, again = (Path(folder, "rl1/final/model.safetensors").read_bytes() for folder in ("mine", "again"))
+    assert first == again
+
+
+def test_only_a_recipe_that_rove_chose_may_start_again(dry_run: Path) -> None:
+    recipe, file = recipe_in(dry_run), dry_run / "recipe.toml"
+    assert may_start_again(recipe, file)
+    assert not may_start_again(recipe, shutil.copy(file, dry_run / "copy.toml"))
+    other = msgspec.structs.replace(recipe, new_model=ModelConfig(env="parity", arch="qwen3"))
+    assert not may_start_again(other, file)
+    file.write_text(file.read_text() + "\n# edited\n")
+    assert not may_start_again(recipe, file)
 
 
 def test_a_complete_run_without_its_model_is_not_shown_as_complete(dry_run: Path) -> None:

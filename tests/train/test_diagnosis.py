@@ -21,6 +21,7 @@ from rove.train.diagnosis import (
     before_training,
     during_rl,
     during_sft,
+    is_guessing,
     is_refuted,
     is_stuck,
 )
@@ -159,6 +160,24 @@ def test_negative_rewards_are_compared_by_their_range():
     classes, range_ = [FORMAT, token_class(GUESS, GUESS)], task(weakest=-1.0, best=1.0)
     assert [finding.id for finding in after_sft(history, classes, range_)] == ["guessing"]
     assert after_sft([{"step": 100, "eval/sampled/reward/mean": 0.0}], classes, range_) == []
+
+
+@pytest.mark.parametrize(
+    ("rewards", "steps", "expected"),
+    [
+        ([0.3, 0.36, 0.34, 0.35], 150, True),
+        ([0.0, 0.3, 0.36, 0.34, 0.35], 150, True),
+        ([0.3, 0.36, 0.34, 0.35], 149, False),  # too early
+        ([0.0, 0.36, 0.34, 0.35], 150, False),  # the format was not learned yet
+        ([0.25, 0.3, 0.35, 0.4], 150, False),  # it rises
+        ([0.9, 0.9, 0.9, 0.3, 0.36, 0.34, 0.35], 150, False),  # it has learned before
+        ([0.34, 0.35], 150, False),
+    ],
+)
+def test_sft_guesses_if_it_stays_at_the_reward_of_the_weakest_policy(rewards: list[float], steps: int, expected: bool):
+    history = [{"step": step} for step in range(steps - len(rewards))]
+    history += [{"step": 0.0, "eval/sampled/reward/mean": reward} for reward in rewards]
+    assert is_guessing(history, task()) is expected
 
 
 def sft(reward: float, steps: int = 10, loss: float = 0.3) -> list[dict[str, float]]:

@@ -260,8 +260,9 @@ def _model_section(model: ModelEvidence | None, env_args: JsonMapping) -> Sectio
         return Section(
             "model",
             values,
-            "A new model (about 0.5M parameters) with a tokenizer for the environment. If replies repeat what a prompt says in "
-            'one of several places,\narch = "lfm2" with init = "recall" learns faster (docs/decisions/recall_layers.md).',
+            "A new model (about 0.5M parameters) with a tokenizer for the environment. If SFT only learns to guess, rove starts "
+            'again\nwith arch = "lfm2" and init = "recall", a model that can find and copy parts of a prompt '
+            "(docs/decisions/recall_layers.md).",
         )
     amount = "enough for RL without SFT" if model.spread_share >= MIN_SPREAD else "few for RL without SFT"
     reason = (

@@ -92,10 +92,12 @@ class Diagnoser:
             if SAMPLED_REWARD in metrics:
                 self._withdraw_refuted(stage.name, history, self.task)
             self._report(stage.name, during_rl(history, self.task, steps=total), step, total)
-        elif self.starts_again and is_guessing(history, self.task):
-            raise GuessingError(f"after {step} steps of SFT, the reward is still that of {self.task.start_name}")
         elif is_stuck(history, total, self.task):
-            self._report(stage.name, during_sft(history, self._with_data(self.task)), step, total)
+            findings = during_sft(history, self._with_data(self.task))
+            self._report(stage.name, findings, step, total)
+            # Another start does not help against a known cause, such as a hidden state.
+            if self.starts_again and not findings and is_guessing(history, self.task):
+                raise GuessingError(f"after {step} steps of SFT, the reward is still that of {self.task.start_name}")
         elif self.task.has_learned(history):
             self._withdraw(stage.name)
 

@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from rove.audit.baseline import Baseline, measure_baseline, visible_share
-from rove.audit.call_checks import check_many_calls, check_needed_calls, check_row_values
+from rove.audit.call_checks import (
+    check_many_calls,
+    check_needed_calls,
+    check_row_values,
+    check_values_of_results,
+)
 from rove.audit.data_checks import (
     check_contradictions,
     check_copied_numbers,
@@ -324,6 +329,7 @@ class _Auditor:
             await self._do("paid-calls", check_all_items(subject, base))
             await self._do("answer-leak", check_error_leaks(subject, base))
             await self._do("answer-leak", check_values_of_errors(subject, base))
+            await self._do("answer-leak", check_values_of_results(subject, base))
             await self._do("blind-game", check_row_values(subject, base))
             await self._do("blind-game", check_many_calls(subject, base))
 

@@ -48,6 +48,7 @@ INFORMING = re.compile(
 )
 """First words of the names of tools that only return information. A scripted policy already knows this information, so it needs
 no such call."""
+REVERSED = "with its calls in the other order"
 ORDER = re.compile(r"\b(before|first|after|then|until)\b", re.IGNORECASE)
 MIN_VERB = 4
 """Minimum length of the first word of a tool's name, such as "verify", by which a sentence may name the tool."""
@@ -84,6 +85,9 @@ async def check_needed_calls(subject: Subject, base: Baseline) -> AsyncIterator[
         # The values of a call that is not needed do not matter either.
         costless_names = [costless_change.name for _, costless_change in costless]
         if change.argument_of and f"without any call of {change.argument_of}" in costless_names:
+            continue
+        # Nor does the order, if calls are not needed at all.
+        if change.name == REVERSED and any(name.startswith("without any call of") for name in costless_names):
             continue
         name = f"the {best.name} {change.name}"
         tried = _changed_rows(await subject.measure(name, replayed(change.choose), TRIED_EXAMPLES), change, moves)
@@ -122,7 +126,7 @@ def _changes(base: Baseline, moves: Mapping[int, Moves]) -> list[Change]:
     num_acting = sum(not INFORMING.match(tool) for tool in tools)
     is_ordered = num_acting > 1 and any(_is_named(tool, sentences, ORDER) for tool in tools)
     if is_ordered and _are_values_shown(base, moves):
-        changes.append(Change("with its calls in the other order", with_calls_reversed(moves), Severity.MEDIUM))
+        changes.append(Change(REVERSED, with_calls_reversed(moves), Severity.MEDIUM))
     return changes
 
 
@@ -259,6 +263,67 @@ def _guesses(row: int, last_calls: Mapping[int, JsonObject], prompts: Mapping[in
         text = json.dumps({**arguments, **{name: values[name] for name in hidden}})
         guesses[text] = {**own, "function": {**own["function"], "arguments": text}}
     return list(guesses.values())[:MAX_GUESSES]
+
+
+async def check_values_of_results(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if the result of a wrong call names the right value, with which the call is then repeated."""
+    best = calling_policy(base)
+    if best is None:
+        return
+    last_calls = _last_acting_calls(moves_by_row(best))
+    prompts = {record.example_id: "\n".join(map(text_of, record.prompt)) for record in base.idle.records}
+    arguments = dict.fromkeys(
+        name for call in last_calls.values() for name, value in arguments_of(call).items() if isinstance(value, str)
+    )
+    for argument in list(arguments)[:MAX_ARGUMENTS]:
+        name = f"a wrong {argument}, then the one that the result names"
+        policy = _corrected_call(last_calls, argument, prompts)
+        tried = await subject.measure(name, policy, TRIED_EXAMPLES)
+        if base.share_of_task(tried.mean) < HIGH_SHARE / 2:
+            continue
+        measured = await subject.measure(name, policy)
+        alone = await subject.measure(f"a wrong {argument}", _corrected_call(last_calls, argument, prompts, 1))
+        is_paid = base.share_of_task(measured.mean) >= HIGH_SHARE
+        if is_paid and is_higher(measured, highest([base.idle, alone]), base.task_range):
+            yield measured.finding(
+                "answer-leak",
+                f"'{name}' earns {measured.mean:.3f}, the wrong call alone {alone.mean:.3f}; the {best.name} earns "
+                f"{best.mean:.3f}",
+                Severity.HIGH,
+                floor=alone.mean,
+            )
+            return
+
+
+def _corrected_call(
+    last_calls: Mapping[int, JsonObject], argument: str, prompts: Mapping[int, str], max_calls: int = 2
+) -> Policy:
+    """Return a policy that gives an argument a wrong value, then a value of another row that the call's result contains."""
+
+    def policy(messages: Messages, state: State, rng: random.Random) -> Message | str:
+        row, turn = int(state["example_id"]), len(bookkeeping(state).trajectory)
+        call = last_calls.get(row)
+        if call is None or turn >= max_calls:
+            return ""
+        own = arguments_of(call)
+        values = [arguments_of(other).get(argument) for number, other in last_calls.items() if number != row]
+        texts = list(dict.fromkeys(value for value in values if isinstance(value, str) and value.strip()))
+        wrong = [value for value in texts if value != own.get(argument)]
+        # A value that the prompt names is one that the tool knows.
+        wrong.sort(key=lambda value: value not in prompts.get(row, ""))
+        if not wrong:
+            return ""
+        value = wrong[0]
+        if turn > 0:
+            result = next((text_of(message) for message in reversed(messages) if message["role"] == "tool"), "")
+            named = [text for text in texts if text in result and text not in wrong[0]]
+            if not named:
+                return ""
+            value = named[-1]
+        function = {**call["function"], "arguments": json.dumps({**own, argument: value})}
+        return AssistantMessage(None, tool_calls=[{**call, "id": f"call_{turn}", "function": function}])
+
+    return policy
 
 
 async def check_row_values(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:

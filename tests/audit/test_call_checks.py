@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rove as vf
-from rove.audit.call_checks import check_many_calls, check_needed_calls, check_row_values
+from rove.audit.call_checks import check_many_calls, check_needed_calls, check_row_values, check_values_of_results
 from rove.core.findings import Severity
 from tests.audit.test_checks import findings
 
@@ -131,12 +131,19 @@ async def test_calls_with_values_of_another_row(defect: str, is_found: bool) -> 
 
 
 class Bookings(vf.StatefulToolEnv):
-    """A calendar in which a meeting is booked at the only free day, which a tool shows."""
+    """A calendar in which a meeting is booked at the only free day, which a tool shows.
 
-    def __init__(self, allows_more: bool):
+    Args:
+        counts: The bookings that count: "only" one, "any", or the "last".
+        names_day: Whether a booking of another day names the free one.
+    """
+
+    def __init__(self, counts: str, names_day: bool = False):
+        self.names_day = names_day
+
         def is_booked(state: Any) -> float:
-            booked = state["booked"]
-            return float(state["answer"] in booked and (allows_more or len(booked) == 1))
+            booked, day = state["booked"], state["answer"]
+            return float({"only": booked == [day], "any": day in booked, "last": booked[-1:] == [day]}[counts])
 
         days = [f"day {number}" for number in range(12)]
         rows = [{"question": f"Book room {n}.", "answer": days[n * 5 % 12]} for n in range(36)]
@@ -159,7 +166,9 @@ class Bookings(vf.StatefulToolEnv):
     def book(self, day: str, state: Any) -> str:
         """Book a day."""
         state["booked"].append(day)
-        return "booked"
+        return (
+            "booked" if day == state["answer"] or not self.names_day else f"booked, although {state['answer']} is free"
+        )
 
 
 def booker(messages: Any, state: Any, rng: Any) -> Any:
@@ -173,7 +182,19 @@ def guesser(messages: Any, state: Any, rng: Any) -> Any:
     return vf.tool_call("book", day="day 3") if not state["trajectory"] else "done"
 
 
-@pytest.mark.parametrize("allows_more", [False, True])
-async def test_calls_with_the_values_of_all_other_rows(allows_more: bool) -> None:
-    found = await findings(check_many_calls, Bookings(allows_more))
-    assert [finding.severity for finding in found] == ([Severity.HIGH] if allows_more else [])
+@pytest.mark.parametrize(("counts", "is_found"), [("only", False), ("any", True)])
+async def test_calls_with_the_values_of_all_other_rows(counts: str, is_found: bool) -> None:
+    found = await findings(check_many_calls, Bookings(counts))
+    assert [finding.severity for finding in found] == [Severity.HIGH] * is_found
+
+
+@pytest.mark.parametrize(("counts", "names_day"), [("last", True), ("last", False), ("only", True)])
+async def test_a_result_of_a_wrong_call_that_names_the_right_value(counts: str, names_day: bool) -> None:
+    found = await findings(check_values_of_results, Bookings(counts, names_day))
+    assert [finding.id for finding in found] == ["answer-leak"] * (counts == "last" and names_day)
+
+
+async def test_an_order_of_calls_that_are_not_needed() -> None:
+    policies = {"agent": agent("look", "verify", "refund"), "lazy": lambda messages, state, rng: "done"}
+    env = Refunds("verify", policies, prompt="First verify the customer, then refund.")
+    assert not any("in the other order" in finding.text for finding in await findings(check_needed_calls, env))

@@ -474,6 +474,10 @@ def _padded(words: int, is_right: bool, answers: Sequence[object], base: Baselin
     return policy
 
 
+MIN_REPEATED = 4
+"""Minimum number of turns with the same reply that show that it is paid in every turn."""
+
+
 async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield findings about rewards that never differ, and about rewards outside of or far below the weights' range."""
     scored = [record for record in subject.records if record.scores is not None]
@@ -497,17 +501,35 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     least = min(rewards, default=0.0)
     limit = max(positive, sum(map(abs, weights.values())))
     if positive and (least < -2 * limit or most > 1.1 * positive):
+        text = f"rewards are between {least:.3f} and {most:.3f}; the weights add up to {positive:.3f}"
+        best = max(scored, key=reward_of)
+        replies = [text_of(message) for message in best.completion if message["role"] == "assistant"]
+        is_repeated = len(replies) >= MIN_REPEATED and len(set(replies)) == 1 and most > 1.1 * positive
+        if is_repeated:
+            text += f": {shortened(replies[0], 60)!r} in each of {len(replies)} turns is paid every time"
+        prompt, completion = evidence(best)
         yield Finding(
             id="reward-statistics",
-            text=f"rewards are between {least:.3f} and {most:.3f}; the weights add up to {positive:.3f}",
+            severity=Severity.HIGH if is_repeated else Severity.MEDIUM,
+            text=text,
+            prompt=prompt,
+            completion=completion,
         )
     # If no policy knows the task, low rewards are to be expected.
     has_reference = bool(base.honest) or base.right_answer is not None
     if has_reference and positive and most < 0.9 * positive:
-        yield Finding(
-            id="reward-statistics",
-            text=f"the highest reward of {len(scored)} rollouts is {most:.3f}; the weights add up to {positive:.3f}",
-        )
+        text = f"the highest reward of {len(scored)} rollouts is {most:.3f}; the weights add up to {positive:.3f}"
+        never = [name for name, weight in weights.items() if weight > 0 and _highest_value(scored, name) <= 0]
+        if never:
+            text += f"; never paid: {', '.join(never)}"
+        # Functions may exclude each other, such as one for a win and one for a draw.
+        yield Finding(id="reward-statistics", severity=Severity.MEDIUM if never else Severity.LOW, text=text)
+
+
+def _highest_value(scored: Sequence[RolloutRecord], name: str) -> float:
+    """Return the highest value of a reward function."""
+    values = [record.scores.rewards.get(name) for record in scored if record.scores]
+    return max((value for value in values if value is not None), default=0.0)
 
 
 def _independent_of_reply(scored: Sequence[RolloutRecord], base: Baseline) -> Finding | None:

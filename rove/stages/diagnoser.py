@@ -14,14 +14,14 @@ from rove.stages.examination import read_evidence
 from rove.stages.pipeline import Pipeline
 from rove.stages.request import EVIDENCE
 from rove.stages.results import Diagnosis, ending_lines
-from rove.stages.second_start import GuessingError
+from rove.stages.second_start import PlateauError
 from rove.train.diagnosis import (
     SAMPLED_REWARD,
     Task,
     after_sft,
     during_rl,
     during_sft,
-    is_guessing,
+    is_on_plateau,
     is_refuted,
     is_stuck,
     with_teacher_data,
@@ -56,7 +56,7 @@ class Diagnoser:
 
     Args:
         pipeline: The stages.
-        starts_again: Whether to raise a `GuessingError` if SFT learns no more than to guess.
+        starts_again: Whether to raise a `PlateauError` if SFT stops improving before it has learned the task.
     """
 
     def __init__(self, pipeline: Pipeline, starts_again: bool = False):
@@ -96,8 +96,10 @@ class Diagnoser:
             findings = during_sft(history, self._with_data(self.task))
             self._report(stage.name, findings, step, total)
             # Another start does not help against a known cause, such as a hidden state.
-            if self.starts_again and not findings and is_guessing(history, self.task):
-                raise GuessingError(f"after {step} steps of SFT, the reward is still that of {self.task.start_name}")
+            if self.starts_again and not findings and is_on_plateau(history, self.task):
+                raise PlateauError(
+                    f"after {step} steps, SFT no longer improves, and is no better than {self.task.start_name}"
+                )
         elif self.task.has_learned(history):
             self._withdraw(stage.name)
 

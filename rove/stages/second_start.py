@@ -1,4 +1,4 @@
-"""Start a new model again with layers that can recall, if SFT learns no more than to guess."""
+"""Start a new model again with layers that can recall, if SFT stops improving before it has learned the task."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rove.utils.systems import rename
 FIRST_START = "first_start"
 """Folder in the folder of all stages that keeps the model, the SFT and the evaluation of the first start."""
 ARCH_LINE = re.compile(r'^arch = "llama"$', re.MULTILINE)
-RECALL_LINES = """# The first start, with arch = "llama" and random weights, only learned to guess (first_start).
+RECALL_LINES = """# The first start, with arch = "llama" and random weights, stopped improving at the level of a guess (first_start).
 arch = "lfm2"
 init = "recall\""""
 
 
-class GuessingError(Exception):
-    """SFT has learned no more than to guess, and another start may help."""
+class PlateauError(Exception):
+    """SFT stopped improving before it had learned the task, and another start may help."""
 
 
 def may_start_again(recipe: Recipe, file: Path) -> bool:

@@ -264,7 +264,7 @@ def run_recipe(pipeline: Pipeline, file: Path, smoke: bool = False) -> PipelineR
     """
     from rove.stages.diagnoser import Diagnoser, read_diagnoses
     from rove.stages.preparation import write_evidence
-    from rove.stages.second_start import GuessingError, may_start_again, start_again
+    from rove.stages.second_start import PlateauError, may_start_again, start_again
 
     recipe, reporter = pipeline.recipe, pipeline.reporter
     if pipeline.restore():
@@ -283,7 +283,7 @@ def run_recipe(pipeline: Pipeline, file: Path, smoke: bool = False) -> PipelineR
         pipeline.after_step, pipeline.after_stage = diagnoser.after_step, diagnoser.after_stage
     try:
         rows = pipeline.run()
-    except GuessingError as reason:
+    except PlateauError as reason:
         text = f"{reason}: starting again with layers that can find and copy parts of the prompt ({RECALL_PAGE})"
         reporter.note(text, important=True)
         return run_recipe(Pipeline(start_again(recipe), reporter, pipeline.ranks), file)

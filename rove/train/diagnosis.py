@@ -69,11 +69,11 @@ MAX_UNSEEN_SHARE = 0.5
 it."""
 STUCK_AFTER = 0.1
 """After this share of the SFT steps, a reward at the level of the weakest policy means that SFT is stuck."""
-GUESSING_STEPS, GUESSING_MEASUREMENTS = 150, 4
-"""SFT may be guessing after this number of steps, if so many measurements in a row show it."""
-NEAR_GUESS, GUESSING_SPREAD = 0.15, 0.1
-"""Such measurements differ from the weakest policy's reward, and from each other, by at most these shares of the difference
-between the weakest and the best policy."""
+PLATEAU_STEPS, PLATEAU_MEASUREMENTS = 150, 4
+"""SFT may be on a plateau after this number of steps, if so many measurements in a row show it."""
+PLATEAU_SPREAD, PLATEAU_LOSS = 0.1, 0.9
+"""On a plateau, the rewards differ by at most the first share of the difference between the weakest and the best policy, and the
+validation loss does not fall below the second share of its first value."""
 UNLEARNED_SHARE = 0.9
 """A loss above this share of the entropy of token frequencies means that the model has not even learned the format."""
 SUDDEN_STEPS = 15
@@ -150,15 +150,17 @@ def is_stuck(history: History, total: int, task: Task) -> bool:
     return is_measured and len(history) >= STUCK_AFTER * total and not task.has_learned(history)
 
 
-def is_guessing(history: History, task: Task) -> bool:
-    """Return whether SFT has stayed at the reward of the weakest policy, which may be a guess, for some measurements in a row."""
-    rewards = _sampled_rewards(history)[-GUESSING_MEASUREMENTS:]
-    span = task.best - task.weakest
-    if len(history) < GUESSING_STEPS or len(rewards) < GUESSING_MEASUREMENTS or span <= 0 or task.has_learned(history):
+def is_on_plateau(history: History, task: Task) -> bool:
+    """Return whether neither the reward nor the validation loss of SFT has improved for some measurements in a row, before the
+    model has learned more than the weakest policy.
+    """
+    measured = [row for row in history if SAMPLED_REWARD in row and "validation_loss" in row][-PLATEAU_MEASUREMENTS:]
+    if len(history) < PLATEAU_STEPS or len(measured) < PLATEAU_MEASUREMENTS or task.has_learned(history):
         return False
-    # A model that has not learned the format earns less, and is still on its way.
-    is_near = all(abs(reward - task.weakest) <= NEAR_GUESS * span for reward in rewards)
-    return is_near and max(rewards) - min(rewards) <= GUESSING_SPREAD * span
+    rewards = [row[SAMPLED_REWARD] for row in measured]
+    losses = [row["validation_loss"] for row in measured]
+    is_flat = max(rewards) - min(rewards) <= PLATEAU_SPREAD * (task.best - task.weakest)
+    return is_flat and min(losses) >= PLATEAU_LOSS * losses[0]
 
 
 def during_sft(history: History, task: Task) -> list[Finding]:

@@ -346,7 +346,7 @@ def test_a_changed_recipe_of_a_complete_run_is_refused_before_any_stage(rove: Ro
 
 @pytest.mark.broad
 @pytest.mark.slow
-def test_sft_that_only_guesses_starts_again_with_layers_that_can_recall(
+def test_sft_on_a_plateau_starts_again_with_layers_that_can_recall(
     rove: Rove, dry_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = small(dry_run / "recipe.toml").read_text()
@@ -355,7 +355,7 @@ def test_sft_that_only_guesses_starts_again_with_layers_that_can_recall(
     seal(dry_run / "recipe.toml")
     request = json.loads((dry_run / "request.json").read_text())
     (dry_run / "request.json").write_text(json.dumps({**request, "recipe": recipe_digest(text)}))
-    for name, value in (("GUESSING_STEPS", 2), ("GUESSING_MEASUREMENTS", 1), ("NEAR_GUESS", 9), ("GUESSING_SPREAD", 9)):
+    for name, value in (("PLATEAU_STEPS", 2), ("PLATEAU_MEASUREMENTS", 1)):
         monkeypatch.setattr(diagnosis, name, value)
     done = rove("train", "parity", "--run-dir", "mine")
     assert done.status == 0

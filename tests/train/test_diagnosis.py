@@ -21,7 +21,7 @@ from rove.train.diagnosis import (
     before_training,
     during_rl,
     during_sft,
-    is_guessing,
+    is_on_plateau,
     is_refuted,
     is_stuck,
 )
@@ -163,21 +163,22 @@ def test_negative_rewards_are_compared_by_their_range():
 
 
 @pytest.mark.parametrize(
-    ("rewards", "steps", "expected"),
+    ("rewards", "losses", "steps", "expected"),
     [
-        ([0.3, 0.36, 0.34, 0.35], 150, True),
-        ([0.0, 0.3, 0.36, 0.34, 0.35], 150, True),
-        ([0.3, 0.36, 0.34, 0.35], 149, False),  # too early
-        ([0.0, 0.36, 0.34, 0.35], 150, False),  # the format was not learned yet
-        ([0.25, 0.3, 0.35, 0.4], 150, False),  # it rises
-        ([0.9, 0.9, 0.9, 0.3, 0.36, 0.34, 0.35], 150, False),  # it has learned before
-        ([0.34, 0.35], 150, False),
+        ([0.3, 0.36, 0.34, 0.35], [0.8] * 4, 150, True),
+        ([0.0, 0.01, 0.01, 0.0], [0.8] * 4, 150, True),  # worse than a guess, and no longer improving
+        ([0.3, 0.36, 0.34, 0.35], [0.8] * 4, 149, False),  # too early
+        ([0.3, 0.36, 0.34, 0.35], [0.8, 0.7, 0.6, 0.5], 150, False),  # the loss falls
+        ([0.25, 0.3, 0.35, 0.4], [0.8] * 4, 150, False),  # the reward rises
+        ([0.9, 0.9, 0.9, 0.3, 0.36, 0.34, 0.35], [0.8] * 7, 150, False),  # it has learned before
+        ([0.34, 0.35], [0.8] * 2, 150, False),
     ],
 )
-def test_sft_guesses_if_it_stays_at_the_reward_of_the_weakest_policy(rewards: list[float], steps: int, expected: bool):
-    history = [{"step": step} for step in range(steps - len(rewards))]
-    history += [{"step": 0.0, "eval/sampled/reward/mean": reward} for reward in rewards]
-    assert is_guessing(history, task()) is expected
+def test_sft_is_on_a_plateau(rewards: list[float], losses: list[float], steps: int, expected: bool):
+    history: list[dict[str, float]] = [{"step": step} for step in range(steps - len(rewards))]
+    for reward, loss in zip(rewards, losses, strict=True):
+        history.append({"step": 0.0, "eval/sampled/reward/mean": reward, "validation_loss": loss})
+    assert is_on_plateau(history, task()) is expected
 
 
 def sft(reward: float, steps: int = 10, loss: float = 0.3) -> list[dict[str, float]]:

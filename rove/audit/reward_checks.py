@@ -519,11 +519,13 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     has_reference = bool(base.honest) or base.right_answer is not None
     if has_reference and positive and most < 0.9 * positive:
         text = f"the highest reward of {len(scored)} rollouts is {most:.3f}; the weights add up to {positive:.3f}"
-        never = [name for name, weight in weights.items() if weight > 0 and _highest_value(scored, name) <= 0]
+        paying = [name for name, weight in weights.items() if weight > 0]
+        never = [name for name in paying if _highest_value(scored, name) <= 0]
         if never:
             text += f"; never paid: {', '.join(never)}"
-        # Functions may exclude each other, such as one for a win and one for a draw.
-        yield Finding(id="reward-statistics", severity=Severity.MEDIUM if never else Severity.LOW, text=text)
+        # Several functions may exclude each other, such as one for a win and one for a draw.
+        may_be_meant = len(paying) > 1 and not never
+        yield Finding(id="reward-statistics", severity=Severity.LOW if may_be_meant else Severity.MEDIUM, text=text)
 
 
 def _highest_value(scored: Sequence[RolloutRecord], name: str) -> float:

@@ -260,7 +260,7 @@ def _model_section(model: ModelEvidence | None, env_args: JsonMapping) -> Sectio
         return Section(
             "model",
             values,
-            "A new model (about 0.5M parameters) with a tokenizer for the environment. If SFT only learns to guess, rove starts "
+            "A new model (about 0.5M parameters) with a tokenizer for the environment. If SFT stops improving early, rove starts "
             'again\nwith arch = "lfm2" and init = "recall", a model that can find and copy parts of a prompt '
             "(docs/decisions/recall_layers.md).",
         )

@@ -19,7 +19,7 @@ from rove.utils.systems import rename
 FIRST_START = "first_start"
 """Folder in the folder of all stages that keeps the model, the SFT and the evaluation of the first start."""
 ARCH_LINE = re.compile(r'^arch = "llama"$', re.MULTILINE)
-RECALL_LINES = """# The first start, with arch = "llama" and random weights, stopped improving at the level of a guess (first_start).
+RECALL_LINES = """# The first start, with arch = "llama" and random weights, stopped improving too early (first_start).
 arch = "lfm2"
 init = "recall\""""
 

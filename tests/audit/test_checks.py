@@ -344,7 +344,34 @@ async def test_statistics() -> None:
     ]
     assert await findings(check_statistics, sums(exact)) == []
     half = await findings(check_statistics, sums(lambda completion, answer: 0.5 * exact(completion, answer)))
-    assert ["the weights add up to 1.000" in weight_finding.text for weight_finding in half] == [True]
+    assert [(finding.severity, "add up to 1.000" in finding.text) for finding in half] == [(Severity.MEDIUM, True)]
+
+
+@pytest.mark.parametrize("is_paid", [True, False])
+async def test_statistics_of_functions_that_exclude_each_other(is_paid: bool) -> None:
+    def other(completion: Any, answer: str) -> float:
+        return 0.5 * (is_paid and not exact(completion, answer))
+
+    env = sums(exact)
+    env.rubric.add_reward_func(other, weight=1.0)
+    [finding] = [each for each in await findings(check_statistics, env) if "add up to" in each.text]
+    assert finding.severity == (Severity.LOW if is_paid else Severity.MEDIUM)
+    assert ("never paid: other" in finding.text) == (not is_paid)
+
+
+async def test_statistics_of_a_reply_that_is_paid_in_every_turn() -> None:
+    class Calls(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+            return "And now?"
+
+    def helpful(completion: Any) -> float:
+        return float(sum("help" in message["content"] for message in completion if message["role"] == "assistant"))
+
+    rows = [{"question": f"Case {n}. You may answer 'help' or 'wait'."} for n in range(20)]
+    policies = {"talker": lambda messages, state, rng: "help", "waiter": lambda messages, state, rng: "wait"}
+    env = Calls(dataset=rows, rubric=vf.Rubric([helpful]), policies=policies, max_turns=6)
+    reported = await findings(check_statistics, env)
+    assert any(finding.severity is Severity.HIGH and "paid every time" in finding.text for finding in reported)
 
 
 @pytest.mark.parametrize("has_others", first_quick([False, True]))

@@ -14,6 +14,8 @@ from typing import NamedTuple
 from rove.core.errors import ConfigError
 from rove.envs.dataset import JsonLines, check_no_utf16, reject_bytes
 
+MAX_PARQUET_ROWS = 10_000_000
+"""Maximum number of rows of a Parquet file, all of which are read into memory."""
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".parquet")
 OTHER_SUFFIXES = {
     ".json": "write one JSON object per line as .jsonl (jq -c '.[]' FILE)",
@@ -165,9 +167,20 @@ def read_parquet(path: Path) -> list[dict[str, object]]:
             "file to .jsonl"
         ) from error
     try:
+        stated = parquet.read_metadata(path)
+        groups = [stated.row_group(number).num_rows for number in range(stated.num_row_groups)]
+        # pyarrow reserves memory for as many rows as the file claims to have.
+        if sum(groups) != stated.num_rows:
+            raise ConfigError(
+                f"{path} is damaged: it states {stated.num_rows:,} rows, and its parts have {sum(groups):,}"
+            )
+        if stated.num_rows > MAX_PARQUET_ROWS:
+            raise ConfigError(f"{path} has {stated.num_rows:,} rows; expected at most {MAX_PARQUET_ROWS:,}")
         table = parquet.read_table(path)
         names, rows = table.column_names, table.to_pylist()
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors or OSErrors
+    except ConfigError:
+        raise
+    except (OSError, ValueError, MemoryError) as error:  # pyarrow's errors are of these types
         raise ConfigError(f"{path} is not a Parquet file: {error}") from error
     _check_columns(path, "schema", names)
     return rows

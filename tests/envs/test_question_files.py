@@ -16,6 +16,7 @@ from rove.core.errors import ConfigError
 from rove.envs.dataset import JsonLines
 from rove.envs.question_files import read_rows
 from rove.envs.questions import QuestionsEnv
+from tests.fuzz.corpora import kept_inputs
 
 USER = {"role": "user", "content": "2+2?"}
 FOUR = ["red", "blue", "green", "black"]
@@ -179,6 +180,14 @@ def test_ambiguous_options_are_refused_with_the_row(tmp_path: Path, choices: Any
     (tmp_path / "q.jsonl").write_text("\n" + lines({"question": "Which?", "choices": choices, "answer": answer}))
     with pytest.raises(ConfigError, match=r"row 1 \(line 2\): .*" + message.replace("|", r"\|")):
         QuestionsEnv(tmp_path / "q.jsonl", "choice")
+
+
+def test_a_parquet_file_that_claims_more_rows_than_it_has_is_refused(tmp_path: Path):
+    """pyarrow would reserve memory for all of them: 34 GB for a file of 672 bytes, which fuzzing found."""
+    pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "q.parquet").write_bytes(kept_inputs("questions_parquet")[-1])
+    with pytest.raises(ConfigError, match=r"it states 2 rows, and its parts have 12,861,765,246$"):
+        QuestionsEnv(tmp_path / "q.parquet")
 
 
 def test_parquet_columns_of_one_name_and_missing_answers_are_refused(tmp_path: Path):

@@ -502,15 +502,14 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     limit = max(positive, sum(map(abs, weights.values())))
     if positive and (least < -2 * limit or most > 1.1 * positive):
         text = f"rewards are between {least:.3f} and {most:.3f}; the weights add up to {positive:.3f}"
-        best = max(scored, key=reward_of)
-        replies = [text_of(message) for message in best.completion if message["role"] == "assistant"]
-        is_repeated = len(replies) >= MIN_REPEATED and len(set(replies)) == 1 and most > 1.1 * positive
-        if is_repeated:
-            text += f": {shortened(replies[0], 60)!r} in each of {len(replies)} turns is paid every time"
-        prompt, completion = evidence(best)
+        repeated = [record for record in scored if reward_of(record) > 1.1 * positive and _is_repetition(record)]
+        if repeated:
+            turns = len(repeated[0].steps)
+            text += f": {shortened(_first_reply(repeated[0]), 60)!r} in each of {turns} turns is paid every time"
+        prompt, completion = evidence(max(repeated or scored, key=reward_of))
         yield Finding(
             id="reward-statistics",
-            severity=Severity.HIGH if is_repeated else Severity.MEDIUM,
+            severity=Severity.HIGH if repeated else Severity.MEDIUM,
             text=text,
             prompt=prompt,
             completion=completion,
@@ -526,6 +525,12 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         # Several functions may exclude each other, such as one for a win and one for a draw.
         may_be_meant = len(paying) > 1 and not never
         yield Finding(id="reward-statistics", severity=Severity.LOW if may_be_meant else Severity.MEDIUM, text=text)
+
+
+def _is_repetition(record: RolloutRecord) -> bool:
+    """Return whether a rollout repeats one reply in all of its turns."""
+    replies = [text_of(message) for message in record.completion if message["role"] == "assistant"]
+    return len(replies) >= MIN_REPEATED and len(set(replies)) == 1
 
 
 def _highest_value(scored: Sequence[RolloutRecord], name: str) -> float:

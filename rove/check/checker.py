@@ -29,6 +29,7 @@ from rove.core.errors import ConfigError
 from rove.core.findings import Finding
 from rove.remote.venv import make_venv
 from rove.statistics.summary import broken_reward
+from rove.utils.files import UNREADABLE_ARCHIVE
 
 Status = Literal["runs unchanged", "runs with deviations", "needs", "cannot run"]
 RUNS: tuple[Status, ...] = ("runs unchanged", "runs with deviations")
@@ -301,7 +302,7 @@ def _metadata(wheel: Path) -> Message:
         with zipfile.ZipFile(wheel) as archive:
             [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
             return HeaderParser().parsestr(archive.read(name).decode("utf-8", "replace"))
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except UNREADABLE_ARCHIVE as error:
         raise ConfigError(f"{wheel.name} is not a valid wheel: {error}") from error
 
 

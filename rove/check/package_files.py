@@ -16,6 +16,7 @@ import msgspec
 from rove.core.errors import ConfigError
 from rove.envs.loading import environment_file
 from rove.remote.venv import run_pip
+from rove.utils.files import UNREADABLE_ARCHIVE
 
 PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 SDISTS = (".tar.gz", ".tgz", ".zip")
@@ -117,7 +118,7 @@ def texts_of(package: Package) -> dict[str, str]:
             # Everything is in one folder, such as my_env-0.1.0/. A link is left out: it may lead out of the archive.
             members = [(member.name.partition("/")[2], member) for member in archive if member.isfile()]
             return _read_sources(members, lambda member: member.size, lambda member: _member_bytes(archive, member))
-    except (OSError, zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+    except UNREADABLE_ARCHIVE as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import shutil
 import stat
+import tarfile
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +17,17 @@ from typing import Any, BinaryIO
 from rove.core.errors import RunError
 from rove.utils.systems import lock_file, rename
 
+UNREADABLE_ARCHIVE = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    OSError,
+)
+"""Exceptions that the standard library raises for malformed archives, or for forms of archives that it does not know."""
 MAX_FILE_BYTES = 1 << 26
 """Size limit of a file that is read whole."""
 MAX_LINE_BYTES = 1 << 29

@@ -21,6 +21,7 @@ from typing import IO
 
 from rove.core.errors import PackageError
 from rove.hub.package import limits
+from rove.utils.files import UNREADABLE_ARCHIVE
 
 Members = dict[str, bytes]
 """Files of an archive by path."""
@@ -43,9 +44,6 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 _AFTER = struct.Struct("<3L")
 """Data descriptor after a streamed member, with an optional signature before it: CRC, packed size, size."""
 _STREAMED = 8
-
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError, OSError)
-"""Exceptions that the standard library raises for malformed archives."""
 
 
 class Budget:
@@ -85,7 +83,7 @@ def zip_members(stream: IO[bytes], name: str) -> Members:
                     members[info.filename] = _read(file, budget, info.filename)
                 if len(members[info.filename]) != info.file_size:
                     raise PackageError(f"{name}: {info.filename!r} is truncated")
-    except _UNREADABLE as error:
+    except UNREADABLE_ARCHIVE as error:
         raise PackageError(f"{name} is a broken zip: {error}") from None
     _check_nested(members, budget)
     return members
@@ -341,7 +339,7 @@ def _unpacked(content: bytes, path: str, budget: Budget) -> Iterator[bytes]:
             yield _read(gzip.GzipFile(fileobj=io.BytesIO(content)), budget, path)
         elif content.startswith((b"BZh", b"\xfd7zXZ\0")):
             yield _inflated(content, budget, path)
-    except _UNREADABLE:
+    except UNREADABLE_ARCHIVE:
         return
 
 

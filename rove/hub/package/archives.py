@@ -422,6 +422,12 @@ def read_metadata(content: bytes, name: str) -> Metadata:
     try:
         raw, _ = parse_email(within_limit(content, name, "metadata"))
         check_requirements(raw.get("requires_python", ""), raw.get("requires_dist", []), name)
+        content_type = raw.get("description_content_type", "")
+        if len(content_type) > limits.MAX_LINE_CHARS:  # the standard library's parser takes quadratic time
+            raise PackageError(
+                f"{name}: its Description-Content-Type has {len(content_type):,} characters; expected at most "
+                f"{limits.MAX_LINE_CHARS}"
+            )
         metadata = Metadata.from_email(content, validate=True)
     except ExceptionGroup as errors:
         reasons = "; ".join(str(error) for error in errors.exceptions[:3])

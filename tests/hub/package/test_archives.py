@@ -185,6 +185,7 @@ def nested_zip(depth: int) -> bytes:
         ({"my_sums-1.0.dist-info/METADATA": METADATA + b"Requires-Dist: a; " + b"(" * 2_000}, "at most 500"),
         ({"my_sums-1.0.dist-info/METADATA": METADATA + b"Requires-Dist: a; " + b"(" * 100}, "100 parentheses"),
         ({"my_sums-1.0.dist-info/METADATA": METADATA + b"Requires-Python: " + b">=3," * 200}, "requires Python"),
+        ({"my_sums-1.0.dist-info/METADATA": METADATA + b"Description-Content-Type:" + b" :" * 9_000}, "at most 200"),
         ({"my_sums-1.0.dist-info/METADATA": METADATA + NESTED_PARTS}, "metadata cannot be read: maximum recursion"),
         pytest.param(
             {"my_sums-1.0.dist-info/METADATA": METADATA + b"Author-email: " + b"(" * 5_000},

@@ -19,6 +19,7 @@ from rove.audit.replies import constant
 from rove.audit.reward_checks import PAID_SHARE, severity_of
 from rove.audit.subject import Measured, Policy, Subject, highest, measure_promising
 from rove.core.findings import Finding
+from rove.core.plain import UNPARSABLE
 
 SEARCHES = {"search", "match", "fullmatch", "findall", "finditer", "compile", "split"}
 """Functions of `re` whose first argument is a pattern."""
@@ -105,7 +106,7 @@ def searched_texts(file: Path) -> list[str]:
     """Return texts that match the patterns and contain the constant texts for which the code of a file searches."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8", errors="replace"))
-    except (SyntaxError, ValueError, RecursionError):
+    except UNPARSABLE:
         return []
     texts: dict[str, None] = {}
     constants = _constants(tree)

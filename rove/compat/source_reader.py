@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 import rove.compat.verifiers as compat
+from rove.core.plain import UNPARSABLE
 
 LIBRARIES = {"rove.compat.verifiers": "verifiers", "verifiers": "verifiers", "rove": "rove"}
 """Top-level module of an API → name of the API."""
@@ -48,9 +49,8 @@ def read(texts: Mapping[str, str]) -> Reading:
     for path, text in texts.items():
         try:
             _File(reading).visit(ast.parse(text))
-        # A null byte raises ValueError, and deeply nested code RecursionError; a package may contain either.
-        except (SyntaxError, ValueError, RecursionError) as error:
-            reading.broken[path] = str(error)
+        except UNPARSABLE as error:
+            reading.broken[path] = str(error) or type(error).__name__
     available = own_modules | sys.stdlib_module_names | {"rove", "verifiers"}
     reading.imports = {name: needed for name, needed in reading.imports.items() if name not in available}
     return reading

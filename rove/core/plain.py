@@ -12,6 +12,8 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, json.JSONDecodeError, Re
 """Exceptions that decoding untrusted JSON can raise: invalid UTF-8 and deep nesting raise other ones than the decoder's own.
 Decoding TOML, and JSON in Python, also raises `ValueError` for a number of more than 4,300 digits; it is not listed here, because
 `ConfigError` is a `ValueError`."""
+UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+"""Exceptions that parsing untrusted Python code can raise: a null byte and deep nesting raise other ones than `SyntaxError`."""
 Row = dict[str, Any]
 """A dataset row: `prompt` or `question`, and any other columns."""
 Info = dict[str, Any]

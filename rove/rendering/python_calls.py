@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rove.core.plain import Arguments, JsonObject, JsonValue
+from rove.core.plain import UNPARSABLE, Arguments, JsonObject, JsonValue
 
 
 class Call(NamedTuple):
@@ -299,5 +299,5 @@ def _literal(literal: str) -> JsonValue:
         with warnings.catch_warnings():  # invalid escapes such as "\\d"
             warnings.simplefilter("ignore")
             return ast.literal_eval(literal)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except UNPARSABLE as error:
         raise MalformedCall(str(error)) from error

@@ -26,6 +26,7 @@ from packaging.metadata import Metadata, parse_email
 
 from rove.audit.card import CARD_FILE, Card, read_card
 from rove.core.errors import ConfigError, PackageError
+from rove.core.plain import UNPARSABLE
 from rove.envs.loading import ENTRY_POINT_GROUP
 from rove.hub.package import limits
 from rove.hub.package.manifest import Manifest, check_requirements, filename, read_manifest
@@ -86,7 +87,7 @@ def has_load_environment(source: bytes) -> bool:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(source)
         return any(_binds(node) for node in tree.body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except UNPARSABLE as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 

@@ -54,6 +54,8 @@ MIN_VERB = 4
 """Minimum length of the first word of a tool's name, such as "verify", by which a sentence may name the tool."""
 
 
+MIN_WRONG_VALUES = 3
+"""Minimum number of wrong values of an argument among the rows."""
 MAX_GUESSES = 60
 """Maximum number of calls in a turn with the values of other rows."""
 
@@ -279,11 +281,12 @@ async def check_values_of_results(subject: Subject, base: Baseline) -> AsyncIter
         name = f"a wrong {argument}, then the one that the result names"
         policy = _corrected_call(last_calls, argument, prompts)
         tried = await subject.measure(name, policy, TRIED_EXAMPLES)
-        if base.share_of_task(tried.mean) < HIGH_SHARE / 2:
+        expected = max(base.chance, balanced_share(base), base.share_of_task(max(base.idle.mean, base.floor.mean)))
+        if expected >= 1 or base.share_of_task(tried.mean, expected) < HIGH_SHARE / 2:
             continue
         measured = await subject.measure(name, policy)
         alone = await subject.measure(f"a wrong {argument}", _corrected_call(last_calls, argument, prompts, 1))
-        is_paid = base.share_of_task(measured.mean) >= HIGH_SHARE
+        is_paid = base.share_of_task(measured.mean, expected) >= HIGH_SHARE
         if is_paid and is_higher(measured, highest([base.idle, alone]), base.task_range):
             yield measured.finding(
                 "answer-leak",
@@ -311,15 +314,15 @@ def _corrected_call(
         wrong = [value for value in texts if value != own.get(argument)]
         # A value that the prompt names is one that the tool knows.
         wrong.sort(key=lambda value: value not in prompts.get(row, ""))
-        if not wrong:
+        if len(wrong) < MIN_WRONG_VALUES:  # of two values, the one that is not wrong is right
             return ""
         value = wrong[0]
         if turn > 0:
             result = next((text_of(message) for message in reversed(messages) if message["role"] == "tool"), "")
-            named = [text for text in texts if text in result and text not in wrong[0]]
-            if not named:
+            named = [text for text in texts if text != value and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", result)]
+            if len(named) != 1:  # a list of values does not tell which one is right
                 return ""
-            value = named[-1]
+            value = named[0]
         function = {**call["function"], "arguments": json.dumps({**own, argument: value})}
         return AssistantMessage(None, tool_calls=[{**call, "id": f"call_{turn}", "function": function}])
 

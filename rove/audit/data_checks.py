@@ -50,6 +50,8 @@ CONTRADICTED = 0.1
 """Maximum mean number of further right options of a question, if its right option follows from the question."""
 NEAR_SHARE = 0.1
 """If more than this share of the evaluation rows are near duplicates of training rows, this is a finding."""
+MIN_REWORDED = 5
+"""Minimum number of such evaluation rows, and of the training rows that would resemble another one if they did so as often."""
 WITHIN_STEP = 7
 """Every seventh training row is compared with the other training rows."""
 REWORDED_BY_CHANCE = 0.2
@@ -140,7 +142,8 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
     share = len(reworded) / len(evaluation)
     within = len(_reworded(others, part)) / len(part)
     # Problems with few possible numbers, such as lists to sort, are equal by chance, among training rows as well.
-    if share > NEAR_SHARE and within < REWORDED_BY_CHANCE * share:
+    can_be_seen = len(reworded) >= MIN_REWORDED and share * len(part) >= MIN_REWORDED
+    if can_be_seen and share > NEAR_SHARE and within < REWORDED_BY_CHANCE * share:
         yield Finding(
             id="data-overlap",
             severity=Severity.HIGH,

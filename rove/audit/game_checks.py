@@ -53,6 +53,8 @@ REPEATED_EXAMPLES = 5
 """Number of examples on which repeated replies are tried."""
 MANY_TURNS = 1.5
 """Minimum ratio of the turns of a policy that repeats actions for rewards to the turns of the policy that does the task."""
+PAID_STEP = 0.03
+"""Minimum share of the range of rewards that a further repetition must add."""
 STALLING_SHARE = 0.2
 """It is a finding if repeating a move raises the reward of a policy that stopped early by this share of the range of rewards."""
 COPIES, FIRST_COPIES = 3, 20
@@ -387,18 +389,27 @@ async def check_stalling(subject: Subject, base: Baseline) -> AsyncIterator[Find
     if not base.honest:
         return
     best = highest(base.honest)
-    moves = {row: row_moves for row, row_moves in moves_by_row(best).items() if len(row_moves) > 1}
+    moves: dict[int, Moves] = {}
+    for row, row_moves in moves_by_row(best).items():
+        # If the last two moves are equal, the repetition may be what the task asks for.
+        if len(row_moves) > 1 and text_of(row_moves[-1]) != text_of(row_moves[-2]):
+            moves[row] = row_moves
     has_calls = any(calls_of(move) for row_moves in moves.values() for move in row_moves)
     if has_calls or len(moves) < MIN_PAIRS:
         return
-    stopping = replayed(lambda row: moves.get(row, [])[:-1])
-    stalling = replayed(lambda row: [*moves.get(row, [])[:-1], *moves.get(row, [])[-2:-1] * FIRST_COPIES])
+
+    def repeating(copies: int) -> Policy:
+        return replayed(lambda row: [*moves.get(row, [])[:-1], *moves.get(row, [])[-2:-1] * copies])
+
     name = f"the {best.name} with its last move but one repeated in place of the last one"
     for count in (REPEATED_EXAMPLES, None):
-        stopped = await subject.measure(f"the {best.name} without its last move", stopping, count)
-        stalled = await subject.measure(name, stalling, count)
-        gain = stalled.mean - stopped.mean
-        if gain < STALLING_SHARE * base.task_range or base.share_of_task(stalled.mean) < BLIND_SHARE:
+        stopped = await subject.measure(f"the {best.name} without its last move", repeating(0), count)
+        # The first repetition may end an unfinished game differently; each further one must be paid again.
+        once, again = [await subject.measure(f"{name}, {n} times", repeating(n), count) for n in (1, 2)]
+        stalled = await subject.measure(name, repeating(FIRST_COPIES), count)
+        step, gain = again.mean - once.mean, stalled.mean - stopped.mean
+        is_paid = step > PAID_STEP * base.task_range and gain >= STALLING_SHARE * base.task_range
+        if not is_paid or base.share_of_task(stalled.mean) < BLIND_SHARE:
             return
     if is_higher(stalled, stopped, base.task_range):
         yield stalled.finding(

@@ -252,7 +252,7 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
 
 def _is_shown(prompts: Sequence[str], pattern: re.Pattern[str]) -> bool:
     """Return whether many prompts show a form, and no instruction is about it."""
-    is_forbidden = any(map(SEPARATOR_RULE.search, _instructions(prompts)))
+    is_forbidden = any(map(SEPARATOR_RULE.search, prompts))
     return not is_forbidden and sum(bool(pattern.search(prompt)) for prompt in prompts) >= SHOWN_SHARE * len(prompts)
 
 

@@ -529,7 +529,11 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
 
 def _is_repetition(record: RolloutRecord) -> bool:
     """Return whether a rollout repeats one reply in all of its turns."""
-    replies = [text_of(message) for message in record.completion if message["role"] == "assistant"]
+    replies: list[tuple[str, str]] = []
+    for message in record.completion:
+        if message["role"] == "assistant":
+            functions = [call["function"] for call in message.get("tool_calls") or []]
+            replies.append((text_of(message), str(functions)))
     return len(replies) >= MIN_REPEATED and len(set(replies)) == 1
 
 

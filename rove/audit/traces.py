@@ -41,10 +41,11 @@ def calls_of(message: Mapping[str, Any]) -> list[JsonObject]:
 
 
 def arguments_of(call: JsonObject) -> JsonObject:
-    """Return the arguments of a call; none if they are not a JSON object."""
+    """Return the arguments of a call; none if they are neither an object nor its JSON."""
+    arguments = call["function"].get("arguments")
     try:
-        arguments = json.loads(call["function"]["arguments"] or "{}")
-    except ValueError:
+        arguments = arguments if isinstance(arguments, dict) else json.loads(arguments or "{}")
+    except (TypeError, ValueError):
         return {}
     return arguments if isinstance(arguments, dict) else {}
 

@@ -38,6 +38,7 @@ HARMLESS = {
     "backend",
     "column",
     "equal_best",
+    "init",
     "keep_best",
     "metric",
     "model",

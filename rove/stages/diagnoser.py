@@ -98,7 +98,7 @@ class Diagnoser:
             # Another start does not help against a known cause, such as a hidden state.
             if self.starts_again and not findings and is_on_plateau(history, self.task):
                 raise PlateauError(
-                    f"after {step} steps, SFT no longer improves, and is no better than {self.task.start_name}"
+                    f"after {step} steps, SFT hardly improves, and is hardly better than {self.task.start_name}"
                 )
         elif self.task.has_learned(history):
             self._withdraw(stage.name)

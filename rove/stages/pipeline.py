@@ -86,6 +86,11 @@ class Pipeline:
         self.reporter.note(f"{recipe.folder} is complete; delete the folder to train again")
         return True
 
+    def restart(self, recipe: Recipe) -> None:
+        """Use another recipe for the next `run`; time and memory count on."""
+        self.recipe = recipe
+        self.rows, self._notes = [], None
+
     def run(self) -> list[ResultRow]:
         """Run all stages; return the rows of the results table."""
         recipe, say = self.recipe, self.reporter.title

@@ -9,13 +9,15 @@ from pathlib import Path
 import msgspec
 
 from rove.runs.provenance import seal
-from rove.runs.train_folder import DIAGNOSES, RECIPE, TrainFolder
+from rove.runs.train_folder import DIAGNOSES, RECIPE, RESULTS, TrainFolder
 from rove.stages.pipeline import BASE
 from rove.stages.recipe import Recipe
 from rove.stages.request import REQUEST, recipe_digest
 from rove.utils.files import atomic_write
 from rove.utils.systems import rename
 
+STOPPED = "stopped.json"
+"""File in which a run says why it ended early, and with which command it continues."""
 FIRST_START = "first_start"
 """Folder in the folder of all stages that keeps the model, the SFT and the evaluation of the first start."""
 ARCH_LINE = re.compile(r'^arch = "llama"$', re.MULTILINE)
@@ -40,9 +42,10 @@ def may_start_again(recipe: Recipe, file: Path) -> bool:
         return False
     if file != recipe.folder / RECIPE or not request.exists():
         return False
-    text = file.read_text("utf-8")
-    is_unchanged = msgspec.json.decode(request.read_bytes()).get("recipe") == recipe_digest(text)
-    return is_unchanged and len(ARCH_LINE.findall(text)) == 1
+    text, recorded = file.read_text("utf-8"), msgspec.json.decode(request.read_bytes())
+    # A time limit is for one start.
+    has_limit = recorded.get("minutes") is not None
+    return not has_limit and recorded.get("recipe") == recipe_digest(text) and len(ARCH_LINE.findall(text)) == 1
 
 
 def start_again(recipe: Recipe) -> Recipe:
@@ -58,7 +61,9 @@ def start_again(recipe: Recipe) -> Recipe:
     for part in (folder / "sft", Path(recipe.model), *base):
         if part.exists():
             rename(part, kept / part.name)
-    (folder / DIAGNOSES).unlink(missing_ok=True)
+    # What the first start says of itself names folders that the second one uses now.
+    for outdated in (folder / DIAGNOSES, folder / RESULTS, kept / "sft" / STOPPED):
+        outdated.unlink(missing_ok=True)
     file = folder / RECIPE
     atomic_write(file, ARCH_LINE.sub(RECALL_LINES, file.read_text("utf-8")).encode())
     seal(file)

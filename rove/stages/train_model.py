@@ -26,6 +26,7 @@ from rove.stages.results import Diagnosis, held_out_rewards
 from rove.utils.event_loop import outside_event_loop
 from rove.utils.files import atomic_write
 from rove.utils.notebook import ShownAsText, data_frame, image
+from rove.utils.processes import release_memory
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # pyright: ignore[reportMissingTypeStubs]
@@ -281,12 +282,19 @@ def run_recipe(pipeline: Pipeline, file: Path, smoke: bool = False) -> PipelineR
     diagnoser = Diagnoser(pipeline, may_repeat)
     if not smoke:
         pipeline.after_step, pipeline.after_stage = diagnoser.after_step, diagnoser.after_stage
+    rows: list[ResultRow] | None = None
+    text = ""
     try:
         rows = pipeline.run()
     except PlateauError as reason:
         text = f"{reason}: starting again with layers that can find and copy parts of the prompt ({RECALL_PAGE})"
-        reporter.note(text, important=True)
-        return run_recipe(Pipeline(start_again(recipe), reporter, pipeline.ranks), file)
+    if rows is None:
+        # Here, because the exception keeps the model and the optimizer of the first start in memory.
+        release_memory()
+        if may_start_again(recipe, file):  # else the recipe was edited meanwhile, and the first start continues
+            reporter.note(text, important=True)
+            pipeline.restart(start_again(recipe))
+        return run_recipe(pipeline, file)
     # Not before: the stages refuse a recipe that contradicts what has run, and the folder's own recipe must not be lost then.
     _keep_recipe(file, recipe.folder)
     show_results(pipeline)

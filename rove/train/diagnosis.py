@@ -69,9 +69,9 @@ MAX_UNSEEN_SHARE = 0.5
 it."""
 STUCK_AFTER = 0.1
 """After this share of the SFT steps, a reward at the level of the weakest policy means that SFT is stuck."""
-PLATEAU_STEPS, PLATEAU_MEASUREMENTS = 150, 4
+PLATEAU_STEPS, PLATEAU_MEASUREMENTS = 150, 5
 """SFT may be on a plateau after this number of steps, if so many measurements in a row show it."""
-PLATEAU_SPREAD, PLATEAU_LOSS = 0.1, 0.9
+PLATEAU_SPREAD, PLATEAU_LOSS = 0.1, 0.95
 """On a plateau, the rewards differ by at most the first share of the difference between the weakest and the best policy, and the
 validation loss does not fall below the second share of its first value."""
 UNLEARNED_SHARE = 0.9
@@ -151,15 +151,16 @@ def is_stuck(history: History, total: int, task: Task) -> bool:
 
 
 def is_on_plateau(history: History, task: Task) -> bool:
-    """Return whether neither the reward nor the validation loss of SFT has improved for some measurements in a row, before the
-    model has learned more than the weakest policy.
+    """Return whether reward and validation loss of SFT have hardly improved for some measurements in a row, before the model has
+    learned more than the weakest policy.
     """
     measured = [row for row in history if SAMPLED_REWARD in row and "validation_loss" in row][-PLATEAU_MEASUREMENTS:]
     if len(history) < PLATEAU_STEPS or len(measured) < PLATEAU_MEASUREMENTS or task.has_learned(history):
         return False
     rewards = [row[SAMPLED_REWARD] for row in measured]
     losses = [row["validation_loss"] for row in measured]
-    is_flat = max(rewards) - min(rewards) <= PLATEAU_SPREAD * (task.best - task.weakest)
+    span = task.best - task.weakest
+    is_flat = span > 0 and max(rewards) - min(rewards) <= PLATEAU_SPREAD * span
     return is_flat and min(losses) >= PLATEAU_LOSS * losses[0]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import ConfigError, ToolParseError, short_repr
-from rove.core.plain import Arguments, Content, JsonMapping, JsonValue, is_mapping, is_object
+from rove.core.plain import Arguments, Content, JsonMapping, JsonValue, is_list, is_mapping, is_object
 
 FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "refusal"})
 # "developer" is OpenAI's newer name for "system".
@@ -88,6 +88,11 @@ def as_message(value: Mapping[str, object] | str, role: str = "user") -> Message
     message_role = value.get("role") if is_mapping(value) else None
     if not isinstance(message_role, str) or message_role not in ROLES:
         raise ConfigError(f"not a chat message: {short_repr(value)}; expected a dict with a 'role' in {sorted(ROLES)}")
+    content = value.get("content")
+    if is_list(content) and not all(isinstance(part, str) or is_mapping(part) for part in content):
+        raise ConfigError(
+            f"the content of a message is {short_repr(content)}; expected a text, or a list of texts and dicts"
+        )
     return Message(value)
 
 

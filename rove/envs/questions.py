@@ -195,7 +195,7 @@ def _example(path: str | Path, row: FileRow, columns: Sequence[str], scorer: str
     return example
 
 
-_SPACED_GROUPS = re.compile(r"\d+(?: \d+)+")
+_SPACED_GROUPS = re.compile(r"(?<!\d)\d+(?: \d+)+")
 
 
 def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:

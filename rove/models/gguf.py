@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,11 @@ def convert_gguf(file: Path, folder: Path) -> None:
         link_or_copy(Path(alone) / file.name, file.absolute())
         source: Arguments = {"gguf_file": file.name, "trust_remote_code": False}
         try:
+            _check_layers(_gguf.GGUFReader(file), file)
             model = AutoModelForCausalLM.from_pretrained(alone, dtype=torch.float32, **source)
             tokenizer = AutoTokenizer.from_pretrained(alone, **source)
+        except ConfigError:
+            raise
         except Exception as error:  # a damaged file fails anywhere in the reader
             raise ConfigError(f"transformers cannot read {file}: {type(error).__name__}: {error}") from error
     # The weights are ordinary floats now; transformers refuses to save a model that still counts as quantized.
@@ -45,3 +49,15 @@ def convert_gguf(file: Path, folder: Path) -> None:
     quantizer.remove_quantization_config(model)
     save_model(model, folder)
     save_tokenizer(tokenizer, folder)
+
+
+def _check_layers(reader: Any, file: Path) -> None:
+    """Refuse a file that states more layers than it has weights of: transformers would create them, in quadratic time."""
+    architecture = reader.fields["general.architecture"].contents()
+    block_count = reader.fields.get(f"{architecture}.block_count")
+    if block_count is None:
+        raise ConfigError(f"{file} is damaged: it does not state {architecture}.block_count, its number of layers")
+    stated = int(block_count.contents())
+    layers = {match[1] for tensor in reader.tensors if (match := re.match(r"blk\.(\d+)\.", tensor.name))}
+    if stated > len(layers):
+        raise ConfigError(f"{file} is damaged: it states {stated:,} layers, and has weights of {len(layers):,}")

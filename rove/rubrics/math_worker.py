@@ -108,7 +108,6 @@ _PUNCTUATION = re.compile(rf"(?:{_SPACE}|[.,;:])++")
 _BOLD = re.compile(r"(\*{1,3}|__?)(?=\S)(?P<inner>.+)(?<=\S)\1")
 _ELLIPSIS = re.compile(r"\\[lcd]?dots[bcimo]?(?![A-Za-z])|\.{3}|…")
 _THOUSANDS = re.compile(rf"(?<![\d.,])(\d{{1,3}})((?:{_SPACE}+\d{{3}})+)(?!\d)")
-_RATIO = re.compile(r"[^:=]*\d[^:=]*(?::[^:=]*\d[^:=]*)+")
 _QUANTITY = re.compile(r"(?P<value>.*?[\d)}])\s*(?P<unit>[A-Za-zµΩ°¢€£][A-Za-zµΩ°¢€£\d\s/^{}*·-]*)")
 _FACTOR = re.compile(
     r"(?P<before>square|sq|cubic)?\s*(?P<name>[^\s\d^*·/]+)\s*(?:\^\s*\{?(?P<power>-?\d)\}?)?\s*(?P<after>squared|cubed)?"
@@ -134,7 +133,7 @@ class Session:
             return None
         if _ELLIPSIS.search(answer) and re.search("[,:;]", answer) and "=" not in answer:
             return _terms(answer) == _terms(response)
-        if (_RATIO.fullmatch(answer) is None) != (_RATIO.fullmatch(response) is None):
+        if _is_ratio(answer) != _is_ratio(response):
             return False
         right, measured = _quantity(answer), _quantity(response)
         if right is None or measured is None:
@@ -209,6 +208,12 @@ def _differ(right: object, answer: object) -> bool:
     has_decimal = right.has(sympy.Float) or answer.has(sympy.Float)
     tolerance = DECIMAL_TOLERANCE if has_decimal else EXACT_TOLERANCE
     return bool(abs(right_value / answer_value - 1) > tolerance)
+
+
+def _is_ratio(text: str) -> bool:
+    """Return whether a text is a ratio, such as "3 : 4"."""
+    terms = text.split(":")
+    return len(terms) > 1 and "=" not in text and all(re.search(r"\d", term) for term in terms)
 
 
 def _quantity(text: str) -> tuple[str, Unit] | None:

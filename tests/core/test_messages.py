@@ -88,6 +88,13 @@ def test_invalid_messages_are_refused(value):
         as_messages([value])
 
 
+@pytest.mark.parametrize("part", [None, 5, [{"type": "text", "text": "hi"}]])
+def test_parts_of_a_content_are_texts_or_dicts(part):
+    assert as_message({"role": "user", "content": ["hi", {"type": "text", "text": "!"}]}).role == "user"
+    with pytest.raises(ConfigError, match="expected a text, or a list of texts and dicts"):
+        as_messages([{"role": "user", "content": [part]}])
+
+
 @pytest.mark.parametrize("value", [None, 5, 1.5])
 def test_invalid_lists_of_messages_are_refused(value):
     with pytest.raises(ConfigError, match="not chat messages"):

@@ -145,6 +145,7 @@ PARSERS = (Parser(), ThinkParser(extract_boxed_answer), MaybeThinkParser(), XMLP
 def read_answers(data: bytes) -> None:
     """Read the answer of a reply in every way; the second part of the input is the right answer."""
     reply, right = map(text_of, parts_of(data, 2))
+    reply = reply.casefold()  # "\\Text" is no command of LaTeX, and normalized it is "\\text"
     completion = [{"role": "assistant", "content": reply}]
     for parser in PARSERS:
         parser.parse_answer(completion)

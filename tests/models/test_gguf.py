@@ -26,12 +26,13 @@ def test_invalid_gguf_files_are_rejected(tmp_path: Path, content: bytes, message
         convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
 
 
-def write_tiny(file: Path) -> None:
+def write_tiny(file: Path, block_count: int | None = 1) -> None:
     """Write a Llama of one layer and 8 tokens, in fp32."""
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_context_length(32)
     writer.add_embedding_length(8)
-    writer.add_block_count(1)
+    if block_count is not None:
+        writer.add_block_count(block_count)
     writer.add_feed_forward_length(16)
     writer.add_head_count(2)
     writer.add_head_count_kv(1)
@@ -54,6 +55,17 @@ def write_tiny(file: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"), [(3, "states 3 layers, and has weights of 1"), (None, "does not state llama.block_count")]
+)
+def test_a_gguf_file_without_the_weights_of_all_layers_is_refused(tmp_path: Path, stated: int | None, said: str):
+    """transformers would create the missing layers, which took 7 seconds for 32 of them, as fuzzing found."""
+    write_tiny(tmp_path / "m.gguf", block_count=stated)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConfigError, match=said):
+        convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
 
 
 @pytest.mark.skipif(

@@ -260,8 +260,8 @@ def _model_section(model: ModelEvidence | None, env_args: JsonMapping) -> Sectio
         return Section(
             "model",
             values,
-            "A new model (about 0.5M parameters) with a tokenizer for the environment. docs/train.md says when `rove train` replaces "
-            "it.",
+            "A new model (about 0.5M parameters) with a tokenizer for the environment. docs/train.md says when `rove train` "
+            "replaces it.",
         )
     amount = "enough for RL without SFT" if model.spread_share >= MIN_SPREAD else "few for RL without SFT"
     reason = (

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn, Union, get_args, get_origin
 
 import msgspec
 
-from rove.core.errors import ConfigError, SettingError, nearest
+from rove.core.errors import ConfigError, SettingError, nearest, short_repr
 from rove.core.plain import is_mapping
 from rove.core.ranges import form_of, range_of
 
@@ -73,7 +73,7 @@ def checked(name: str, value: object, annotation: object) -> object:
     allowed = range_of(annotation)
     # A number inside the bounds, such as 0 where -1 means "no limit": msgspec's types cannot exclude it.
     if allowed is not None and result is not None and result == allowed.excluded:
-        raise SettingError(f"{name} is {value!r}; expected {allowed.expected(value)}")
+        raise SettingError(f"{name} is {_shown(value)}; expected {allowed.expected(value)}")
     return result
 
 
@@ -117,6 +117,13 @@ def _first_wrong_key(table: Mapping[str, object], annotation: object, strict: bo
     raise AssertionError("every value of the table can be converted")
 
 
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except RecursionError:  # tables in tables of a settings file
+        return short_repr(value)
+
+
 def _explanation(problem: str, name: str, value: object, annotation: object) -> str:
     """Return msgspec's message with the name, the value, and the range, or with a suggestion for an unknown name."""
     unknown = re.search(r"unknown field `(.*)`", problem)
@@ -127,9 +134,9 @@ def _explanation(problem: str, name: str, value: object, annotation: object) -> 
         return f"{name} has the unknown setting '{unknown[1]}'; {nearest(unknown[1], fields)}"
     allowed = None if annotation is None else range_of(annotation)
     if allowed is not None:
-        return f"{name} is {value!r}; expected {allowed.expected(value)}"
+        return f"{name} is {_shown(value)}; expected {allowed.expected(value)}"
     if annotation is not None and (form := form_of(annotation)):
-        return f"{name} is {value!r}; expected {form}"
+        return f"{name} is {_shown(value)}; expected {form}"
     advice = f": write [[{name}]]" if isinstance(value, dict) and "`array`" in problem else ""
     if isinstance(value, str) and is_text_list(annotation):
         advice = f": write {text_list(value)}"

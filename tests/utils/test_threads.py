@@ -101,8 +101,15 @@ def test_a_call_may_end_after_its_event_loop_is_closed():
 
 async def test_a_call_is_pending_until_it_ends_or_is_cancelled_before_it_starts():
     pool, release, pending = Threads(1), threading.Event(), PendingCalls()
-    hanging, queued = (asyncio.ensure_future(pool.run(release.wait, pending)) for _ in range(2))
-    await asyncio.sleep(0.05)
+    started = threading.Event()
+
+    def hang() -> None:
+        started.set()
+        release.wait()
+
+    hanging, queued = (asyncio.ensure_future(pool.run(hang, pending)) for _ in range(2))
+    while not started.is_set():
+        await asyncio.sleep(0.01)
     assert len(pending) == 2
     for task in (queued, hanging):
         task.cancel()

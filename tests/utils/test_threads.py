@@ -108,8 +108,7 @@ async def test_a_call_is_pending_until_it_ends_or_is_cancelled_before_it_starts(
         release.wait()
 
     hanging, queued = (asyncio.ensure_future(pool.run(hang, pending)) for _ in range(2))
-    while not started.is_set():
-        await asyncio.sleep(0.01)
+    assert await asyncio.to_thread(started.wait, 60)
     assert len(pending) == 2
     for task in (queued, hanging):
         task.cancel()

@@ -49,13 +49,12 @@ INFORMING = re.compile(
 """First words of the names of tools that only return information. A scripted policy already knows this information, so it needs
 no such call."""
 REVERSED = "with its calls in the other order"
+"""Name of the change of the order."""
 ORDER = re.compile(r"\b(before|first|after|then|until)\b", re.IGNORECASE)
 MIN_VERB = 4
 """Minimum length of the first word of a tool's name, such as "verify", by which a sentence may name the tool."""
-
-
 MIN_WRONG_VALUES = 3
-"""Minimum number of wrong values of an argument among the rows."""
+"""Minimum number of different wrong values that the calls of other rows have for an argument."""
 MAX_GUESSES = 60
 """Maximum number of calls in a turn with the values of other rows."""
 
@@ -88,7 +87,7 @@ async def check_needed_calls(subject: Subject, base: Baseline) -> AsyncIterator[
         costless_names = [costless_change.name for _, costless_change in costless]
         if change.argument_of and f"without any call of {change.argument_of}" in costless_names:
             continue
-        # Nor does the order, if calls are not needed at all.
+        # The order of calls does not matter if one of the tools is not needed at all.
         if change.name == REVERSED and any(name.startswith("without any call of") for name in costless_names):
             continue
         name = f"the {best.name} {change.name}"
@@ -137,7 +136,7 @@ def _are_values_shown(base: Baseline, moves: Mapping[int, Moves]) -> bool:
 
     A value that a policy computed from the results of earlier calls cannot be known before them, so these calls have an order.
     """
-    prompts = {record.example_id: "\n".join(map(text_of, record.prompt)) for record in base.idle.records}
+    prompts = _prompts_by_row(base)
     are_shown: dict[str, list[bool]] = {}
     for row, row_moves in moves.items():
         calls = [call for move in row_moves for call in calls_of(move) if not INFORMING.match(call["function"]["name"])]
@@ -145,6 +144,16 @@ def _are_values_shown(base: Baseline, moves: Mapping[int, Moves]) -> bool:
             values = map(str, arguments_of(call).values())
             are_shown.setdefault(call["function"]["name"], []).extend(value in prompts.get(row, "") for value in values)
     return all(sum(of_tool) >= len(of_tool) / 2 for of_tool in are_shown.values())
+
+
+def _prompts_by_row(base: Baseline) -> dict[int, str]:
+    """Return the text of each row's prompt."""
+    return {record.example_id: "\n".join(map(text_of, record.prompt)) for record in base.idle.records}
+
+
+def _share_without_task(base: Baseline) -> float:
+    """Return the share of the task's reward that a policy can earn by chance or by doing nothing."""
+    return max(base.chance, balanced_share(base), base.share_of_task(max(base.idle.mean, base.floor.mean)))
 
 
 def _changed_arguments(moves: Mapping[int, Moves], subject: Subject) -> list[Change]:
@@ -215,13 +224,13 @@ async def check_many_calls(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     if best is None:
         return
     last_calls = _last_acting_calls(moves_by_row(best))
-    prompts = {record.example_id: "\n".join(map(text_of, record.prompt)) for record in base.idle.records}
+    prompts = _prompts_by_row(base)
     policy = replayed(lambda row: [AssistantMessage(None, tool_calls=_guesses(row, last_calls, prompts))])
     name = f"up to {MAX_GUESSES} calls with the values of other rows, in one turn"
     if not any(len(_guesses(row, last_calls, prompts)) > 1 for row in last_calls):
         return
     first = await subject.measure(name, policy, TRIED_EXAMPLES)
-    expected = max(base.chance, balanced_share(base), base.share_of_task(max(base.idle.mean, base.floor.mean)))
+    expected = _share_without_task(base)
     if expected >= 1 or base.share_of_task(first.mean, expected) < HIGH_SHARE:
         return
     measured = await subject.measure(name, policy)
@@ -273,7 +282,7 @@ async def check_values_of_results(subject: Subject, base: Baseline) -> AsyncIter
     if best is None:
         return
     last_calls = _last_acting_calls(moves_by_row(best))
-    prompts = {record.example_id: "\n".join(map(text_of, record.prompt)) for record in base.idle.records}
+    prompts = _prompts_by_row(base)
     arguments = dict.fromkeys(
         name for call in last_calls.values() for name, value in arguments_of(call).items() if isinstance(value, str)
     )
@@ -281,7 +290,7 @@ async def check_values_of_results(subject: Subject, base: Baseline) -> AsyncIter
         name = f"a wrong {argument}, then the one that the result names"
         policy = _corrected_call(last_calls, argument, prompts)
         tried = await subject.measure(name, policy, TRIED_EXAMPLES)
-        expected = max(base.chance, balanced_share(base), base.share_of_task(max(base.idle.mean, base.floor.mean)))
+        expected = _share_without_task(base)
         if expected >= 1 or base.share_of_task(tried.mean, expected) < HIGH_SHARE / 2:
             continue
         measured = await subject.measure(name, policy)
@@ -343,7 +352,7 @@ async def check_row_values(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         label = f"calls of {', '.join(names)} with another row's values"
         tried.append((await subject.measure(label, policy, TRIED_EXAMPLES), policy))
     first, policy = max(tried, key=lambda pair: pair[0].mean)
-    expected = max(base.chance, balanced_share(base), base.share_of_task(max(base.idle.mean, base.floor.mean)))
+    expected = _share_without_task(base)
     if expected >= 1 or base.share_of_task(first.mean, expected) < HIGH_SHARE:
         return
     measured = await subject.measure(first.name, policy)

@@ -21,9 +21,12 @@ STOPPED = "stopped.json"
 FIRST_START = "first_start"
 """Folder in the folder of all stages that keeps the model, the SFT and the evaluation of the first start."""
 ARCH_LINE = re.compile(r'^arch = "llama"$', re.MULTILINE)
-RECALL_LINES = """# The first start, with arch = "llama" and random weights, stopped improving too early (first_start).
-arch = "lfm2"
-init = "recall\""""
+RECALL_LINES = (
+    '# The first start, with arch = "llama" and random weights, stopped improving too early (folder first_start).\n'
+    'arch = "lfm2"\n'
+    'init = "recall"'
+)
+"""What replaces this line in the recipe of the second start."""
 
 
 class PlateauError(Exception):

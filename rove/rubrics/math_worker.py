@@ -27,6 +27,8 @@ from math_verify import parse, verify
 EXACT_TOLERANCE, DECIMAL_TOLERANCE = 1e-12, 1e-5
 DIGITS = 30
 """Significant digits of a value in a comparison."""
+MAX_QUANTITY_CHARS = 1_000
+"""A longer text is no quantity: to search it for a unit takes quadratic time."""
 
 LENGTHS = {
     "1": "m meter meters metre metres",
@@ -218,6 +220,8 @@ def _is_ratio(text: str) -> bool:
 
 def _quantity(text: str) -> tuple[str, Unit] | None:
     """Return the value and the unit of a quantity; None if the text is not a quantity, or its unit is not in `UNITS`."""
+    if len(text) > MAX_QUANTITY_CHARS:
+        return None
     plain = _TEXT_COMMAND.sub(r" \1 ", text)
     plain = re.sub(r"(?:\^\s*\{?\s*\\circ\s*\}?|°)\s*(?:([CF])\b)?", r"°\1", plain)
     plain = re.sub(r"\\cdot\b", "·", re.sub(_SPACE, " ", plain)).strip()

@@ -16,9 +16,8 @@ REASONING_TAG = lazy_pattern(_TAG_PATTERN.format(end="/?"), re.IGNORECASE)
 _LINE_ENDS = lazy_pattern(r"\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]")
 _INVISIBLE = lazy_pattern("[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u3164\ufe00-\ufe0f\uffa0]")
 _SENTENCE_END = lazy_pattern(r"\n|(?<=[.!?])[ \t]+|(?<=[。！？])|" + _TAG_PATTERN.format(end="/?"), re.IGNORECASE)
-_QUOTED = lazy_pattern(
-    r"\"[^\"\n]*\"|“[^”\n]*”|„[^“”\n]*[“”]|«[^»\n]*»|「[^」\n]*」|`[^`\n]+`|(?<!\w)'[^'\n]*'(?!\w)|(?<!\w)‘[^’\n]*’(?!\w)"
-)
+_QUOTE_START = lazy_pattern(r"[\"“„«「`]|(?<!\w)['‘]")
+_QUOTE_ENDS = {'"': '"', "“": "”", "„": "“”", "«": "»", "「": "」", "`": "`", "'": "'", "‘": "’"}
 _FENCE = lazy_pattern(r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _BLOCK_QUOTE = lazy_pattern(r"^[ \t]*>.*$", re.MULTILINE)
 
@@ -53,9 +52,32 @@ def without_quotations(text: str, is_kept: Callable[[str], bool]) -> str:
             return match[0]
         return re.sub(r"[^\n]", " ", match[0])
 
-    for pattern in (_FENCE, _BLOCK_QUOTE, _QUOTED):
+    for pattern in (_FENCE, _BLOCK_QUOTE):
         text = pattern.sub(blank, text)
-    return text
+    return "\n".join(_without_quotation_marks(line, is_kept) for line in text.split("\n"))
+
+
+def _without_quotation_marks(line: str, is_kept: Callable[[str], bool]) -> str:
+    parts: list[str] = []
+    copied = 0
+    unclosed: set[str] = set()  # not searched for again: a line of opening marks would take quadratic time
+    for opening in _QUOTE_START.finditer(line):
+        start, mark = opening.start(), opening[0]
+        if start < copied or mark in unclosed:
+            continue
+        ends = [line.find(end, start + 1) for end in _QUOTE_ENDS[mark]]
+        end = min((end for end in ends if end >= 0), default=-1)
+        if end < 0:
+            unclosed.add(mark)
+            continue
+        is_empty_code = mark == "`" and end == start + 1
+        is_apostrophe = mark in "'‘" and re.match(r"\w", line[end + 1 : end + 2]) is not None
+        if is_empty_code or is_apostrophe:
+            continue
+        quotation = line[start : end + 1]
+        parts += [line[copied:start], quotation if is_kept(quotation) else " " * len(quotation)]
+        copied = end + 1
+    return "".join([*parts, line[copied:]])
 
 
 class JudgedText:

@@ -82,6 +82,10 @@ _PRONOUN_OR_ARTICLE = lazy_pattern(
 _MAX_SHORT_WORDS = 3
 _NEAR_WORDS = 3
 """If another choice occurs within this many words after a verdict, there are two verdicts."""
+_NEAR_CHARS = 200
+"""Text longer than this has more than `_NEAR_WORDS` words."""
+_MAX_VALUE_CHARS = 500
+"""Characters after a label in which its value is searched for: a line of many labels takes time in proportion to its length."""
 
 
 def verdict_form(choices: Sequence[str]) -> dict[str, object]:
@@ -223,8 +227,9 @@ class _Reader:
         for statement in statements:
             if statement.choice in (None, last.choice):
                 continue
-            between = own_words[statement.end : last.start]
-            is_near = not re.search(r"[.!?。\n]", between) and len(between.split()) <= _NEAR_WORDS
+            between = own_words[statement.end : min(last.start, statement.end + _NEAR_CHARS)]
+            is_short = len(between) < _NEAR_CHARS and len(between.split()) <= _NEAR_WORDS
+            is_near = is_short and not re.search(r"[.!?。\n]", between)
             if last.strength == WEAK or is_near:
                 return None
         is_taken_back = self._is_taken_back(own_words[last.end :], reply[last.end :], last.choice)
@@ -264,6 +269,7 @@ class _Reader:
             if is_empty:  # the value is on the next line that is not empty
                 following = re.compile(r"\s*[^\n]*").match(text, line_end)
                 line_end = following.end() if following else line_end
+            line_end = min(line_end, label.end() + _MAX_VALUE_CHARS)
             value = self._value.match(text, label.end(), line_end)
             end = line_end
             choice: str | None = None

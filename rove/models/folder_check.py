@@ -66,9 +66,11 @@ def check_folder(folder: Path, trust_remote_code: bool = False) -> None:
         headers = [read_header(file) for file in files]
         total = Weights(*map(sum, zip(*headers, strict=True)))
         config = documents.get("config.json", {})
-        _check_sizes(folder / "config.json", config, total)
+        check_sizes(folder / "config.json", config, total)
         if "quantization_config" not in config:  # quantized tensors have fewer elements than the model has parameters
-            _check_parameters(folder, total, trust_remote_code)
+            options: dict[str, object] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+            config = AutoConfig.from_pretrained(folder, **options)
+            check_parameters(folder / "config.json", config, total, trust_remote_code)
 
 
 def read_object(file: Path) -> dict[str, object]:
@@ -149,7 +151,7 @@ def _check_tokens(file: Path, content: Mapping[str, object]) -> None:
             )
 
 
-def _check_sizes(file: Path, config: Mapping[str, object], weights: Weights) -> None:
+def check_sizes(file: Path, config: Mapping[str, object], weights: Weights) -> None:
     """Check sizes that would make even a model without weights large."""
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
     for part in parts:
@@ -164,21 +166,19 @@ def _check_sizes(file: Path, config: Mapping[str, object], weights: Weights) -> 
                 )
 
 
-def _check_parameters(folder: Path, weights: Weights, trust_remote_code: bool) -> None:
-    """Check the number of parameters that the config describes, using a model without allocated memory."""
-    options: dict[str, object] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    config = AutoConfig.from_pretrained(folder, **options)
+def check_parameters(file: Path, config: Any, weights: Weights, trust_remote_code: bool = False) -> None:
+    """Check the number of parameters that a file's config describes, using a model without allocated memory."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     described = sum(parameter.numel() for parameter in model.parameters())
     if described > SLACK * weights.elements:
         raise ConfigError(
-            f"{folder / 'config.json'} describes {described:,} parameters, but the weights have {weights.elements:,}; expected "
+            f"{file} describes {described:,} parameters, but the weights have {weights.elements:,}; expected "
             "a config that fits the weights: download the model again"
         )
     computed = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
     if computed > max(MAX_BUFFER_BYTES, weights.bytes):
         raise ConfigError(
-            f"{folder / 'config.json'} asks for {computed:,} bytes in addition to the weights' {weights.bytes:,}; expected a "
+            f"{file} asks for {computed:,} bytes in addition to the weights' {weights.bytes:,}; expected a "
             "config that fits the weights: download the model again"
         )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from rove.core.errors import ConfigError, missing_train_package
 from rove.core.plain import Arguments
+from rove.models.folder_check import Weights, check_parameters, check_sizes
 from rove.models.older_releases import save_model, save_tokenizer
 from rove.utils.systems import link_or_copy
 
@@ -22,6 +22,8 @@ except ImportError:
     _gguf = None
 
 MAGIC = b"GGUF"
+MAX_NAMED = 3
+"""Maximum weights that an error names."""
 
 
 def convert_gguf(file: Path, folder: Path) -> None:
@@ -37,8 +39,17 @@ def convert_gguf(file: Path, folder: Path) -> None:
         link_or_copy(Path(alone) / file.name, file.absolute())
         source: Arguments = {"gguf_file": file.name, "trust_remote_code": False}
         try:
-            _check_layers(_gguf.GGUFReader(file), file)
-            model = AutoModelForCausalLM.from_pretrained(alone, dtype=torch.float32, **source)
+            config = AutoConfig.from_pretrained(alone, **source)
+            weights = _weights(_gguf.GGUFReader(file))
+            check_sizes(file, config.to_dict(), weights)
+            check_parameters(file, config, weights)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                alone, config=config, dtype=torch.float32, output_loading_info=True, **source
+            )
+            model, report = loaded
+            if missing := sorted(report["missing_keys"]):  # transformers would use random weights
+                named = ", ".join(missing[:MAX_NAMED]) + (", …" if len(missing) > MAX_NAMED else "")
+                raise ConfigError(f"{file} is damaged: weights of the model are missing: {named}; download it again")
             tokenizer = AutoTokenizer.from_pretrained(alone, **source)
         except ConfigError:
             raise
@@ -51,13 +62,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
     save_tokenizer(tokenizer, folder)
 
 
-def _check_layers(reader: Any, file: Path) -> None:
-    """Refuse a file that states more layers than it has weights of: transformers would create them, in quadratic time."""
-    architecture = reader.fields["general.architecture"].contents()
-    block_count = reader.fields.get(f"{architecture}.block_count")
-    if block_count is None:
-        raise ConfigError(f"{file} is damaged: it does not state {architecture}.block_count, its number of layers")
-    stated = int(block_count.contents())
-    layers = {match[1] for tensor in reader.tensors if (match := re.match(r"blk\.(\d+)\.", tensor.name))}
-    if stated > len(layers):
-        raise ConfigError(f"{file} is damaged: it states {stated:,} layers, and has weights of {len(layers):,}")
+def _weights(reader: Any) -> Weights:
+    tensors = reader.tensors
+    elements = sum(int(tensor.n_elements) for tensor in tensors)
+    return Weights(len(tensors), elements, sum(int(tensor.n_bytes) for tensor in tensors))

@@ -26,14 +26,14 @@ def test_invalid_gguf_files_are_rejected(tmp_path: Path, content: bytes, message
         convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
 
 
-def write_tiny(file: Path, block_count: int | None = 1) -> None:
+def write_tiny(file: Path, block_count: int | None = 1, feed_forward: int = 16) -> None:
     """Write a Llama of one layer and 8 tokens, in fp32."""
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_context_length(32)
     writer.add_embedding_length(8)
     if block_count is not None:
         writer.add_block_count(block_count)
-    writer.add_feed_forward_length(16)
+    writer.add_feed_forward_length(feed_forward)
     writer.add_head_count(2)
     writer.add_head_count_kv(1)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -58,11 +58,32 @@ def write_tiny(file: Path, block_count: int | None = 1) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stated", "said"), [(3, "states 3 layers, and has weights of 1"), (None, "does not state llama.block_count")]
+    ("stated", "said"),
+    [
+        (3, "describes 1,912 parameters, but the weights have 728"),
+        (None, "num_hidden_layers = 32, but the weights have 12 tensors"),
+    ],
 )
 def test_a_gguf_file_without_the_weights_of_all_layers_is_refused(tmp_path: Path, stated: int | None, said: str):
     """transformers would create the missing layers, which took 7 seconds for 32 of them, as fuzzing found."""
     write_tiny(tmp_path / "m.gguf", block_count=stated)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConfigError, match=said):
+        convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("feed_forward", "said"),
+    [
+        (16, "weights of the model are missing: model.norm.weight"),
+        (100_000_000, "says intermediate_size = 100,000,000, but the weights have 728 numbers"),
+    ],
+)
+def test_a_gguf_file_without_a_weight_is_refused(tmp_path: Path, feed_forward: int, said: str):
+    """transformers would use random weights, and reserve memory for any size that the file states."""
+    write_tiny(tmp_path / "m.gguf", feed_forward=feed_forward)
+    content = (tmp_path / "m.gguf").read_bytes()
+    (tmp_path / "m.gguf").write_bytes(content.replace(b"output_norm", b"output_none"))
     (tmp_path / "out").mkdir()
     with pytest.raises(ConfigError, match=said):
         convert_gguf(tmp_path / "m.gguf", tmp_path / "out")

@@ -90,6 +90,7 @@ def test_punctuation_at_the_end_is_left_out(worker: ModuleType, text: str, tidie
 def test_a_long_run_of_punctuation_is_read_in_time_in_proportion_to_its_length(worker: ModuleType) -> None:
     text = f"4{100_000 * ','}5"
     assert worker._tidied(text) == text
+    assert worker._quantity("1or" * 60_000) is None
 
 
 @pytest.mark.parametrize("answer", ["", " ", ".", r"\text{ }"])

@@ -508,6 +508,8 @@ def test_agreement_does_not_depend_on_the_order_of_judges(verdicts: list[str], r
         "Score (" + "1" * 50_000,
         "a" * 50_000 + "! verdict is",
         "\\text{" * 10_000 + "yes" + "}" * 10_000,
+        "Verdict:" * 8_000,
+        "“>" * 150_000,
     ],
     ids=lambda reply: reply[:10],
 )

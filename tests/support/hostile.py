@@ -116,7 +116,7 @@ MEMORY = [
     Snippet("System V shared memory", called("shmget(0, 1 << 30, 0o1600)"), NUMBER_REFUSED, "system calls"),
     Snippet("gives itself more memory", "import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))", "ValueError", "own user"),
     Snippet("deep recursion", "def f(): f()\nf()", "RecursionError", "limits"),
-    Snippet("deep recursion in C", "import sys\nsys.setrecursionlimit(10**9)\na = []\nfor _ in range(10**5): a = [a]\nimport json; json.dumps(a, check_circular=False)", "Python was ended by signal SIGSEGV or RecursionError", "supervisor"),
+    Snippet("deep recursion in C", "import sys\nsys.setrecursionlimit(10**9)\na = []\nfor _ in range(10**5): a = [a]\nimport json\ntry: json.dumps(a, check_circular=False)\nexcept RecursionError: raise RecursionError from None", "Python was ended by signal SIGSEGV or RecursionError", "supervisor"),
     Snippet("opens files until none are left", "a = []\nwhile True: a.append(open('/dev/null'))", "OSError: Too many open files", "limits"),
 ]  # fmt: skip
 DISK = [

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 from rove.core.errors import ConfigError
 from rove.core.findings import HIGH, MEDIUM, OK, Finding
-from rove.core.plain import JsonMapping
 from rove.envs.environment import Environment
 from rove.train.config import LoRAConfig, RLConfig
 from rove.train.contamination import MAX_ROWS, Overlap, find_overlaps, trained_keys
@@ -17,6 +16,8 @@ MIN_BATCH, TINY_BATCH = 256, 64
 """Numbers of rollouts per step: below `MIN_BATCH`, training is noisy; below `TINY_BATCH`, it often collapses."""
 MIN_GROUPS = 8
 """Number of groups per step below which the mean reward says little about the dataset."""
+FEW_STEPS = 20
+"""Number of steps below which small batches get no warning: training that collapses does so later."""
 MIN_GROUP_SIZE = 4
 MAX_TEMPERATURE, MIN_TEMPERATURE = 1.25, 0.7
 """Range of sampling temperatures: above it, policies may collapse (seen at 1.4); below it, group members are too similar."""
@@ -54,8 +55,8 @@ def check_settings(config: RLConfig) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding("settings", str(error))
         return
-    yield check_batch(config.batch_size)
-    yield from check_groups(config.groups, config.rollouts_per_example, config.env_args)
+    yield check_batch(config.batch_size, config.steps)
+    yield from check_groups(config)
     is_usual = MIN_TEMPERATURE <= config.temperature <= MAX_TEMPERATURE
     yield Finding("sampling", f"temperature {config.temperature:g}", OK if is_usual else MEDIUM)
     yield check_schedule(config.steps, config.warmup_steps, config.checkpoint_every, config.loss.entropy_bonus)
@@ -63,16 +64,19 @@ def check_settings(config: RLConfig) -> Iterator[Finding]:
         yield check_adapter(config.lora)
 
 
-def check_batch(batch_size: int) -> Finding:
+def check_batch(batch_size: int, steps: int) -> Finding:
     """Check whether a step has enough rollouts."""
     text = f"{batch_size} rollouts per step"
+    if steps < FEW_STEPS:
+        return Finding("batch", f"{text}, in {steps} steps", OK)
     if batch_size < TINY_BATCH:
         return Finding("batch", f"{text}, with which training often collapses")
     return Finding("batch", text, OK if batch_size >= MIN_BATCH else MEDIUM)
 
 
-def check_groups(groups: int, size: int, env_args: JsonMapping) -> Iterator[Finding]:
+def check_groups(config: RLConfig) -> Iterator[Finding]:
     """Check the size and number of groups, and whether every step contains each difficulty equally often."""
+    groups, size = config.groups, config.rollouts_per_example
     text = f"{groups} groups of {size}"
     if size < MIN_GROUP_SIZE:
         yield Finding(
@@ -80,11 +84,11 @@ def check_groups(groups: int, size: int, env_args: JsonMapping) -> Iterator[Find
             f"{text}; small groups often have equal rewards and teach nothing",
             remedy="rollouts_per_example 8",
         )
-    elif groups < MIN_GROUPS:
+    elif groups < MIN_GROUPS and config.steps >= FEW_STEPS:
         yield Finding("groups", f"{text}; a step has few examples")
     else:
         yield Finding("groups", text, OK)
-    difficulties = env_args.get("num_groups", 1)
+    difficulties = config.env_args.get("num_groups", 1)
     is_count = isinstance(difficulties, int) and difficulties > 0
     if is_count and groups % difficulties:
         text = f"num_groups is {difficulties}, but a step has {groups} groups: it contains some difficulties more often"

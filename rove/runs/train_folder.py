@@ -21,6 +21,8 @@ RECIPE, RESULTS, COMPLETE, DIAGNOSES = "recipe.toml", "results.json", "complete.
 """Names of files: settings of all stages, rows of the results table, the mark of a complete run, and diagnoses."""
 EVALUATIONS = "eval"
 """Folder of the evaluations in the results table."""
+FIRST_START = "first_start"
+"""Folder that keeps the model, the SFT and the evaluation of a start on which a second one has followed."""
 STAGE = re.compile(r"data|sft|rl\d*")
 """Names of the run folders of stages."""
 
@@ -77,6 +79,15 @@ class TrainFolder:
             RunError: The file is damaged.
         """
         return _read(self.path / COMPLETE, RecordedCompletion, RecordedCompletion())
+
+    def start_notes(self) -> list[str]:
+        """Return a note about the first start if the run has started again."""
+        if not (self.path / FIRST_START).is_dir():
+            return []
+        return [
+            "this is a second start, with layers that can recall: SFT of the first one, a model with random weights, stopped "
+            f"improving before it had learned the task ({FIRST_START})"
+        ]
 
     def diagnoses(self) -> list[tuple[str, Finding]]:
         """Return the diagnoses with their stages, oldest first.

@@ -231,9 +231,9 @@ class Pipeline:
         return result.to_dict()
 
     def notes(self) -> list[str]:
-        """Return notes on stages whose weights are selected by examples that the results table reports."""
+        """Return notes on a second start, and on stages whose weights are selected by examples that the results table reports."""
         if self._notes is None:
-            self._notes = self._compare_examples()
+            self._notes = [*TrainFolder(self.recipe.folder).start_notes(), *self._compare_examples()]
         return self._notes
 
     def _compare_examples(self) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from rove.runs.provenance import seal
-from rove.runs.train_folder import DIAGNOSES, RECIPE, RESULTS, TrainFolder
+from rove.runs.train_folder import DIAGNOSES, FIRST_START, RECIPE, RESULTS, TrainFolder
 from rove.stages.pipeline import BASE
 from rove.stages.recipe import Recipe
 from rove.stages.request import REQUEST, recipe_digest
@@ -18,8 +18,6 @@ from rove.utils.systems import rename
 
 STOPPED = "stopped.json"
 """File in which a run says why it ended early, and with which command it continues."""
-FIRST_START = "first_start"
-"""Folder in the folder of all stages that keeps the model, the SFT and the evaluation of the first start."""
 ARCH_LINE = re.compile(r'^arch = "llama"$', re.MULTILINE)
 RECALL_LINES = (
     '# The first start, with arch = "llama" and random weights, stopped improving too early (folder first_start).\n'

@@ -64,7 +64,7 @@ def describe_stages(folder: TrainFolder, open_index: OpenIndex) -> JsonObject:
         "answers": _answers(results, kept, stages, diagnoses, mistakes, completion.cost),
         "head": table["head"],
         "values": table["values"],
-        "notes": [*table["footnotes"], *completion.notes],
+        "notes": [*table["footnotes"], *(completion.notes or folder.start_notes())],
         "diagnoses": diagnoses,
         "stages": stages,
         "training": _curves(metrics, stages),

@@ -20,7 +20,7 @@ from rove.core.config import convert
 from rove.core.digest import write_checksums
 from rove.runs.provenance import seal
 from rove.runs.run import Run
-from rove.runs.train_folder import ResultRow
+from rove.runs.train_folder import ResultRow, TrainFolder
 from rove.stages.completion import read_completion, write_completion
 from rove.stages.diagnoser import Diagnoser
 from rove.stages.models import ModelConfig
@@ -359,7 +359,11 @@ def test_sft_on_a_plateau_starts_again_with_layers_that_can_recall(
         monkeypatch.setattr(diagnosis, name, value)
     done = rove("train", "parity", "--run-dir", "mine")
     assert done.status == 0
-    assert "starting again with layers that can find and copy parts of the prompt" in " ".join(done.out.split())
+    said = " ".join(done.out.split())
+    assert "starting again with layers that can find and copy parts of the prompt" in said
+    assert (
+        "this is a second start" in said and TrainFolder("mine").completion().notes == TrainFolder("mine").start_notes()
+    )
     kept = dry_run / "first_start"
     assert sorted(path.name for path in kept.iterdir()) == ["base-greedy", "base-sampled", "model", "sft"]
     assert json.loads((dry_run / "model" / "config.json").read_text())["model_type"] == "lfm2"

@@ -136,17 +136,18 @@ class Bookings(vf.StatefulToolEnv):
     Args:
         counts: The bookings that count: "only" one, "any", or the "last".
         names_day: Whether a booking of another day names the free one.
+        num_days: Number of days.
     """
 
-    def __init__(self, counts: str, names_day: bool = False):
+    def __init__(self, counts: str, names_day: bool = False, num_days: int = 12):
         self.names_day = names_day
 
         def is_booked(state: Any) -> float:
             booked, day = state["booked"], state["answer"]
             return float({"only": booked == [day], "any": day in booked, "last": booked[-1:] == [day]}[counts])
 
-        days = [f"day {number}" for number in range(12)]
-        rows = [{"question": f"Book room {n}.", "answer": days[n * 5 % 12]} for n in range(36)]
+        days = [f"day {number}" for number in range(num_days)]
+        rows = [{"question": f"Book room {n}.", "answer": days[n * 5 % num_days]} for n in range(36)]
         super().__init__(
             dataset=rows, rubric=vf.Rubric([is_booked]), policies={"booker": booker, "guesser": guesser}, max_turns=4
         )
@@ -188,10 +189,16 @@ async def test_calls_with_the_values_of_all_other_rows(counts: str, is_found: bo
     assert [finding.severity for finding in found] == [Severity.HIGH] * is_found
 
 
-@pytest.mark.parametrize(("counts", "names_day"), [("last", True), ("last", False), ("only", True)])
-async def test_a_result_of_a_wrong_call_that_names_the_right_value(counts: str, names_day: bool) -> None:
-    found = await findings(check_values_of_results, Bookings(counts, names_day))
-    assert [finding.id for finding in found] == ["answer-leak"] * (counts == "last" and names_day)
+@pytest.mark.parametrize(
+    ("counts", "names_day", "num_days", "is_found"),
+    [("last", True, 12, True), ("last", False, 12, False), ("only", True, 12, False), ("last", True, 2, False)],
+)
+async def test_a_result_of_a_wrong_call_that_names_the_right_value(
+    counts: str, names_day: bool, num_days: int, is_found: bool
+) -> None:
+    """Of two values, the one that is not wrong is right, whatever the result says."""
+    found = await findings(check_values_of_results, Bookings(counts, names_day, num_days))
+    assert [finding.id for finding in found] == ["answer-leak"] * is_found
 
 
 async def test_an_order_of_calls_that_are_not_needed() -> None:

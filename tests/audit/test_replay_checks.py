@@ -246,6 +246,27 @@ async def test_a_move_of_a_good_policy_that_is_paid_again(is_found: bool) -> Non
         assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found
 
 
+class Tank(vf.MultiTurnEnv):
+    """A tank that each "pour" fills a little more."""
+
+    def __init__(self):
+        def filled(completion: Any) -> float:
+            return sum(message.content == "pour" for message in completion if message.role == "assistant") / 12
+
+        def pourer(messages: Any, state: Any, rng: Any) -> str:
+            return "pour" if state["trajectory"] else "begin"
+
+        rows = [{"question": f"Fill tank {number}."} for number in range(30)]
+        super().__init__(dataset=rows, rubric=vf.Rubric([filled]), policies={"pourer": pourer}, max_turns=12)
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+        return "more"
+
+
+async def test_moves_that_the_task_repeats_are_no_stalling() -> None:
+    assert await findings(check_stalling, Tank()) == []
+
+
 class Duel(vf.MultiTurnEnv):
     """Three rounds of a higher number; with `same_game`, the opponent plays the same numbers in every row."""
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from rove.audit.baseline import Baseline, measure_baseline, visible_share
 from rove.audit.call_checks import (
+    check_listed_items,
     check_many_calls,
     check_needed_calls,
     check_row_values,
@@ -56,7 +57,12 @@ from rove.audit.judge import Judge, JudgeModel, judge_server
 from rove.audit.leak_checks import check_message_leaks, shown_to_all
 from rove.audit.order_checks import check_order, check_refused_forms
 from rove.audit.power import visible_shares
-from rove.audit.replay_checks import check_fixed_moves, check_moves_of_similar_rows, check_repeatable_rewards
+from rove.audit.replay_checks import (
+    check_equal_rows,
+    check_fixed_moves,
+    check_moves_of_similar_rows,
+    check_repeatable_rewards,
+)
 from rove.audit.replies import LOG_VARIABLE
 from rove.audit.reward_checks import (
     can_compare_variants,
@@ -267,13 +273,14 @@ class _Auditor:
         await self._do("blind-reply", check_source_texts(subject, base), only_single)
         await self._do("hedging", check_hedging(subject, base), no_own)
         await self._do("own-answer", check_own_answer(subject, base, is_cheap=not self.judge.calls), no_own)
-        await self._do("own-answer", check_refused_forms(subject, base), no_variants)
         await self._do("monotonicity", check_monotonicity(subject, base), no_variants)
         await self._do("length", check_length(subject, base), only_single)
         await self._games(subject, base, is_game)
         await self._do("data-overlap", check_moves_of_similar_rows(subject, base))
         await self._do("answer-leak", check_message_leaks(subject, base))
         await self._tools(subject, base)
+        # after the tools, whose results may show a form
+        await self._do("own-answer", check_refused_forms(subject, base), no_variants)
         await self._do("execution", check_execution(subject, base, self.folder))
         await self._do("parser-agreement", check_parser(subject, base, self._parse), no_own)
         # The scripted judge's verdicts depend on the replies that earlier rollouts have added.
@@ -317,6 +324,7 @@ class _Auditor:
         await self._do("blind-game", check_blind_games(subject, base))
         await self._do("blind-game", check_moves_of_other_rows(subject, base))
         await self._do("blind-game", check_fixed_moves(subject, base, self.options.seed))
+        await self._do("blind-game", check_equal_rows(subject, base, self.options.seed))
 
     async def _tools(self, subject: Subject, base: Baseline) -> None:
         """Do the checks of tools."""
@@ -332,6 +340,7 @@ class _Auditor:
             await self._do("answer-leak", check_values_of_results(subject, base))
             await self._do("blind-game", check_row_values(subject, base))
             await self._do("blind-game", check_many_calls(subject, base))
+            await self._do("blind-game", check_listed_items(subject, base))
 
     async def _inject_into_model(self, judge: JudgeModel, subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
         """Yield findings with a model as the judge, in a new worker, so that no verdicts of the scripted judge are cached."""

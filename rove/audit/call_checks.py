@@ -7,7 +7,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from itertools import permutations
+from itertools import permutations, product
 from typing import NamedTuple
 
 from rove.audit.baseline import MIN_PAIRS, Baseline, is_higher
@@ -57,6 +57,12 @@ MIN_WRONG_VALUES = 3
 """Minimum number of different wrong values that the calls of other rows have for an argument."""
 MAX_GUESSES = 60
 """Maximum number of calls in a turn with the values of other rows."""
+
+
+MAX_LISTED_ITEMS = 30
+"""Maximum number of items of a tool's result that are acted on."""
+CELL = re.compile(r"^\W*([\w.@-]+)", re.MULTILINE)
+"""First word of a line, such as the number of a message."""
 
 
 class Change(NamedTuple):
@@ -369,6 +375,67 @@ async def check_row_values(subject: Subject, base: Baseline) -> AsyncIterator[Fi
             prompt=prompt,
             completion=completion,
         )
+
+
+async def check_listed_items(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if a tool that acts on everything that another tool lists earns a reward, whatever the prompt asks for.
+
+    For environments without a scripted policy that calls tools.
+    """
+    if calling_policy(base) is not None:
+        return
+    functions = [tool["function"] for tool in base.tools]
+    listing = [function["name"] for function in functions if not _parameters(function)]
+    acting = [function for function in functions if len(_parameters(function)) == 1]
+    acting = [function for function in acting if not INFORMING.match(function["name"])]
+    for lister, function in list(product(listing, acting))[:MAX_TOOLS]:
+        name = f"a call of {lister}, then of {function['name']} for everything that it lists"
+        policy = _on_all_items(lister, function)
+        tried = await subject.measure(name, policy, TRIED_EXAMPLES)
+        if base.share_of_task(tried.mean) < HIGH_SHARE / 2:
+            continue
+        measured = await subject.measure(name, policy)
+        if base.share_of_task(measured.mean) >= HIGH_SHARE and is_higher(measured, base.idle, base.task_range):
+            yield measured.finding(
+                "blind-game",
+                f"{name}, earns {measured.mean:.3f}, without reading the request; the best policy or a full reward is "
+                f"{base.full:.3f}",
+                Severity.HIGH,
+                floor=base.idle.mean,
+            )
+            return
+
+
+def _parameters(function: JsonObject) -> JsonObject:
+    parameters = function.get("parameters") or {}
+    return parameters.get("properties") or {}
+
+
+def _on_all_items(lister: str, function: JsonObject) -> Policy:
+    """Return a policy that calls a tool without arguments, then another one with the first word of each line of the result."""
+    [(argument, schema)] = _parameters(function).items()
+    is_list = schema.get("type") == "array"
+    is_number = (schema.get("items", {}) if is_list else schema).get("type") in ("integer", "number")
+
+    def policy(messages: Messages, state: State, rng: random.Random) -> str | Message:
+        turn = len(bookkeeping(state).trajectory)
+        if turn == 0:
+            return _call(lister, {}, 0)
+        if turn > 1:
+            return ""
+        result = next((text_of(message) for message in reversed(messages) if message["role"] == "tool"), "")
+        words = list(dict.fromkeys(CELL.findall(result)))
+        items = [int(word) for word in words if word.isdecimal()] if is_number else words
+        chunks = [items[:MAX_LISTED_ITEMS]] if is_list else items[:MAX_LISTED_ITEMS]
+        calls = [_call(function["name"], {argument: chunk}, number) for number, chunk in enumerate(chunks)]
+        return AssistantMessage(None, tool_calls=[call["tool_calls"][0] for call in calls]) if calls else ""
+
+    return policy
+
+
+def _call(name: str, arguments: JsonObject, number: int) -> Message:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return AssistantMessage(None, tool_calls=[{"id": f"call_{number}", "type": "function", "function": function}])
 
 
 def _sequence(names: Sequence[str], prompts: Sequence[str]) -> Policy:

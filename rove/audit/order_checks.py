@@ -10,6 +10,7 @@ from rove.audit.baseline import Baseline, is_higher
 from rove.audit.replies import from_answer
 from rove.audit.reward_checks import HIGH_SHARE, PAID_SHARE, can_compare_variants
 from rove.audit.subject import Measured, Subject, evidence, highest, reward_of
+from rove.audit.tool_checks import ERROR
 from rove.core.findings import Finding, Severity
 from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
@@ -216,7 +217,12 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
     plainer = [
         (name, rewrite) for name, (rewrite, mark) in REWRITES.items() if not any(mark in text for text in instructions)
     ]
-    shown = [(name, rewrite) for name, (rewrite, pattern) in SHOWN_FORMS.items() if _is_shown(base.prompts, pattern)]
+    results = _results_of_tools(subject)
+    shown = [
+        (name, rewrite)
+        for name, (rewrite, pattern) in SHOWN_FORMS.items()
+        if _is_shown(base.prompts, base.prompts, pattern) or _is_shown(base.prompts, results, pattern)
+    ]
     for name, rewrite in [*plainer, *shown]:
         if sum(bool(rewrite(str(answer))) for answer in subject.answers) < MIN_FORMS:
             continue
@@ -233,7 +239,11 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
     # The lowest reward: the grader may accept the other form in some rows, and their replies would show no refusal.
     record = min(changed.scored, key=reward_of)
     prompt, completion = evidence(record)
-    reason = "the prompt shows this form, and not" if name in SHOWN_FORMS else "the prompt does not ask for"
+    reason = (
+        "the prompt or a tool's result shows this form, and not"
+        if name in SHOWN_FORMS
+        else "the prompt does not ask for"
+    )
     yield Finding(
         id="own-answer",
         severity=Severity.HIGH if share > PAID_SHARE else Severity.MEDIUM,
@@ -250,10 +260,21 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
     )
 
 
-def _is_shown(prompts: Sequence[str], pattern: re.Pattern[str]) -> bool:
-    """Return whether many prompts show a form, and no instruction is about it."""
+def _is_shown(prompts: Sequence[str], texts: Sequence[str], pattern: re.Pattern[str]) -> bool:
+    """Return whether many texts show a form, and no instruction of the prompts is about it."""
     is_forbidden = any(map(SEPARATOR_RULE.search, prompts))
-    return not is_forbidden and sum(bool(pattern.search(prompt)) for prompt in prompts) >= SHOWN_SHARE * len(prompts)
+    num_shown = sum(bool(pattern.search(text)) for text in texts)
+    return not is_forbidden and num_shown >= max(1, SHOWN_SHARE * len(texts))
+
+
+def _results_of_tools(subject: Subject) -> list[str]:
+    """Return different results of tools, without messages about errors."""
+    results: dict[str, None] = {}
+    for record in subject.records:
+        for message in record.completion:
+            if message["role"] == "tool" and not ERROR.search(text_of(message)):
+                results[text_of(message)] = None
+    return list(results)
 
 
 def _instructions(prompts: Sequence[str]) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from itertools import chain, pairwise, permutations
+from itertools import chain, pairwise, permutations, product
 from typing import Any
 
 from rove.audit.baseline import Baseline, is_higher
@@ -47,6 +48,13 @@ FIRST_LISTS, MAX_CHANGES, LIST_EXAMPLES = 12, 80, 10
 """Number of lists with which the search begins, maximum number of changes, and number of examples on which lists are tried."""
 LIST_TURNS = 6000
 """Maximum number of turns of the search."""
+RANDOM_LISTS, MIN_DIFFERENT_REWARDS = 8, 3
+"""Number of random lists of moves that are played in all rows, and minimum number of different rewards that they earn."""
+SINGLE_LETTER, SHORT_NUMBER = re.compile(r"(?<!\w)[A-Za-z](?!\w)"), re.compile(r"(?<!\w)\d{1,2}(?!\w)")
+"""Parts of coordinates, as the edges of a board show them."""
+MAX_VARIED = 400
+"""Maximum number of moves that are formed from one example."""
+TAGGED_EXAMPLE = re.compile(r"<(\w+)>([^<>\n]{1,20})</\1>")
 MANY_REPETITIONS = 10
 """A repeatable reward is of high severity if this many repetitions earn half of the full reward."""
 Candidate = tuple[RolloutRecord, list[str], list[str]]
@@ -249,6 +257,56 @@ async def check_fixed_moves(subject: Subject, base: Baseline, seed: int = 0) -> 
             Severity.HIGH,
             floor=base.idle.mean,
         )
+
+
+async def check_equal_rows(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterator[Finding]:
+    """Yield a finding if rows with different prompts are the same game: each list of moves earns the same in all of them.
+
+    The usual cause is a seed of the row that the environment does not read. For games without scripted policies, whose moves
+    are formed from the examples of the prompts.
+    """
+    moves = varied_moves(base.prompts)
+    if base.honest or len(set(base.prompts)) < 2 or len(moves) < MIN_DIFFERENT_MOVES:
+        return
+    rng = random.Random(seed)
+    lists: list[Measured] = []
+    for _ in range(RANDOM_LISTS):
+        chosen = rng.sample(moves, min(MAX_LIST, len(moves)))
+        played = await subject.measure("search: a list of moves", _played_list(chosen), LIST_EXAMPLES)
+        if len(played.scored) < LIST_EXAMPLES or max(played.rewards) - min(played.rewards) > 1e-9:
+            return
+        lists.append(played)
+    means = sorted({round(played.mean, 9) for played in lists})
+    if len(means) < MIN_DIFFERENT_REWARDS:
+        return
+    yield highest(lists).finding(
+        "blind-game",
+        f"{RANDOM_LISTS} random lists of moves earn {means[0]:.3f} to {means[-1]:.3f}, and each of them the same in all of "
+        f"{LIST_EXAMPLES} rows, although their prompts differ: the game may ignore the row's seed, so that one list of moves "
+        "fits all rows",
+        Severity.MEDIUM,
+        floor=base.idle.mean,
+    )
+
+
+def varied_moves(prompts: Sequence[str]) -> list[str]:
+    """Return moves like the examples in tags, with the other letters and numbers that prompts show alone: "B4", "A1"."""
+    text = "\n".join(prompts)
+    letters, numbers = (list(dict.fromkeys(pattern.findall(text))) for pattern in (SINGLE_LETTER, SHORT_NUMBER))
+    moves: list[str] = []
+    for tag, content in dict.fromkeys(TAGGED_EXAMPLE.findall(text)):
+        parts = re.findall(r"[A-Za-z]+|\d+|[^A-Za-z\d]+", content)
+        options: list[list[str]] = []
+        for part in parts:
+            like = (
+                [letter for letter in letters if letter.isupper() == part.isupper()]
+                if len(part) == 1 and part.isalpha()
+                else []
+            )
+            options.append([part, *(numbers if part.isdigit() else like)])
+        if math.prod(map(len, options)) <= MAX_VARIED:
+            moves += [f"<{tag}>{''.join(chosen)}</{tag}>" for chosen in product(*options)]
+    return list(dict.fromkeys(moves))
 
 
 async def _best_list(

@@ -38,6 +38,7 @@ from rove.audit.subject import (
     measure_promising,
     reward_of,
 )
+from rove.audit.traces import moves_by_row, of_other_row, replayed
 from rove.core.findings import Finding, Severity
 from rove.core.messages import Messages, text_of
 from rove.core.records import RolloutRecord
@@ -118,28 +119,46 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
     paid = [reply for reply in measured if beats_guess(reply, base)]
     # The scripted judge may find an answer in the question, and then accepts an empty reply.
     for_nothing = [] if is_judged else _paid_for_nothing(subject, base, measured, empty)
+    finding = _most_paid(base, paid, for_nothing)
+    if finding is not None:
+        yield finding
+    severity = Severity.INFO if finding is None else finding.severity
+    if severity < Severity.MEDIUM and not is_judged:
+        worthless = [reply for reply in measured if reply.name in empty]
+        above_others = await _above_replies_to_other_rows(subject, base, worthless)
+        if above_others is not None:
+            severity = above_others.severity
+            yield above_others
+    guess = None if is_judged else _rewarded_guess(subject, base)
+    if guess is not None and severity < guess.severity:
+        yield guess
+    elif severity < Severity.MEDIUM:
+        for remark in filter(None, (_imbalance(subject, base), _shown_answer(subject, base))):
+            yield remark
+
+
+def _most_paid(base: Baseline, paid: Sequence[Measured], for_nothing: Sequence[Measured]) -> Finding | None:
+    """Return a finding about the reply without the answer that earns the most.
+
+    Args:
+        paid: Replies that earn more than a guess.
+        for_nothing: Replies that give no answer at all and earn a considerable share of the reward.
+    """
     severity = Severity.INFO
     if for_nothing:
         share = max(_share_for_nothing(base, reply) for reply in for_nothing)
         severity = Severity.HIGH if share >= HIGH_SHARE else Severity.MEDIUM
     if paid and severity_of(base.share(highest(paid).mean)) >= severity:
         worst = highest(paid)
-        severity = severity_of(base.share(worst.mean))
-        also = _also(paid, worst)
-        text = f"the reply '{worst.name}' earns {worst.mean:.3f}, a guess {base.floor.mean:.3f}{also}"
-        yield worst.finding("blind-reply", text, severity, floor=base.floor.mean)
-    elif for_nothing:
+        text = f"the reply '{worst.name}' earns {worst.mean:.3f}, a guess {base.floor.mean:.3f}{_also(paid, worst)}"
+        return worst.finding("blind-reply", text, severity_of(base.share(worst.mean)), floor=base.floor.mean)
+    if for_nothing:
         worst = max(for_nothing, key=lambda reply: _share_for_nothing(base, reply))
-        also = _also(for_nothing, worst)
-        text = f"the reply '{worst.name}' gives no answer and earns {worst.mean:.3f}; right answers earn {base.full:.3f}{also}"
-        yield worst.finding("blind-reply", text, severity, floor=base.zero)
-    guess = None if is_judged else _rewarded_guess(subject, base)
-    if guess is not None and severity < guess.severity:
-        yield guess
-    elif severity < Severity.MEDIUM:
-        for finding in (_imbalance(subject, base), _shown_answer(subject, base)):
-            if finding is not None:
-                yield finding
+        text = (
+            f"the reply '{worst.name}' gives no answer and earns {worst.mean:.3f}; right answers earn {base.full:.3f}"
+        )
+        return worst.finding("blind-reply", f"{text}{_also(for_nothing, worst)}", severity, floor=base.zero)
+    return None
 
 
 def _also(paid: Sequence[Measured], worst: Measured) -> str:
@@ -162,6 +181,32 @@ def _paid_for_nothing(
             candidates.append(min(any_reply, key=lambda reply: reply.mean))
     paid = [reply for reply in candidates if _share_for_nothing(base, reply) >= PAID_SHARE]
     return [reply for reply in paid if is_above(reply, base.zero, base.task_range)]
+
+
+async def _above_replies_to_other_rows(
+    subject: Subject, base: Baseline, worthless: Sequence[Measured]
+) -> Finding | None:
+    """Return a finding if a reply without content earns much more than the best policy's replies to other rows.
+
+    In a task without answers, such as a summary, a reply without content may seem right: the weakest policy may earn less. But
+    if the reward depends on the row, it should earn no more than a good reply to another row.
+    """
+    if subject.answers or not base.honest or not worthless or base.has_tools:
+        return None
+    best, worst = highest(base.honest), highest(worthless)
+    moved = replayed(of_other_row(moves_by_row(best)))
+    other = await subject.measure(f"the {best.name}'s replies to other rows", moved)
+    expected = max(0.0, base.share_of_task(other.mean))
+    share = base.share_of_task(worst.mean, expected) if expected < 1 else 0.0
+    if share < PAID_SHARE or not is_higher(worst, other, base.task_range):
+        return None
+    return worst.finding(
+        "blind-reply",
+        f"the reply '{worst.name}' has no content and earns {worst.mean:.3f}; the {best.name} earns {best.mean:.3f}, and "
+        f"{other.mean:.3f} with its replies to other rows",
+        Severity.HIGH if share >= HIGH_SHARE else Severity.MEDIUM,
+        floor=other.mean,
+    )
 
 
 def _share_for_nothing(base: Baseline, reply: Measured) -> float:

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 import rove as vf
-from rove.audit.call_checks import check_many_calls, check_needed_calls, check_row_values, check_values_of_results
+from rove.audit.call_checks import (
+    check_listed_items,
+    check_many_calls,
+    check_needed_calls,
+    check_row_values,
+    check_values_of_results,
+)
 from rove.core.findings import Severity
 from tests.audit.test_checks import findings
 
@@ -199,6 +205,48 @@ async def test_a_result_of_a_wrong_call_that_names_the_right_value(
     """Of two values, the one that is not wrong is right, whatever the result says."""
     found = await findings(check_values_of_results, Bookings(counts, names_day, num_days))
     assert [finding.id for finding in found] == ["answer-leak"] * is_found
+
+
+class Inbox(vf.StatefulToolEnv):
+    """Messages of which some have to be archived; with `counts_others`, the others must stay."""
+
+    def __init__(self, counts_others: bool):
+        def is_clean(state: Any) -> float:
+            wanted = set(state["info"]["wanted"])
+            return float(wanted == state["archived"] if counts_others else wanted <= state["archived"])
+
+        rows = [
+            {"question": f"Archive what came on day {n}.", "info": {"wanted": [1 + n % 5, 6 + n % 3]}}
+            for n in range(30)
+        ]
+        super().__init__(dataset=rows, rubric=vf.Rubric([is_clean]), max_turns=4)
+        for tool in (self.show, self.archive):
+            self.add_tool(tool, args_to_skip=["state"])
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> None:
+        state["archived"] = set()
+
+    def update_tool_args(self, tool_name: str, tool_args: Any, messages: Any, state: Any, **kwargs: Any) -> Any:
+        return {**tool_args, "state": state}
+
+    def show(self, state: Any) -> str:
+        """Show the messages."""
+        return "\n".join(f"{number} | day {number % 7} | Hello" for number in range(1, 10))
+
+    def archive(self, ids: list[int], state: Any) -> str:
+        """Archive messages."""
+        if not set(ids) <= set(range(1, 10)):
+            raise ValueError("no such message")
+        state["archived"].update(ids)
+        return "done"
+
+
+@pytest.mark.parametrize("counts_others", [True, False])
+async def test_a_tool_that_acts_on_everything_that_another_one_lists(counts_others: bool) -> None:
+    found = await findings(check_listed_items, Inbox(counts_others))
+    assert [(finding.id, finding.severity) for finding in found] == [("blind-game", Severity.HIGH)] * (
+        not counts_others
+    )
 
 
 async def test_an_order_of_calls_that_are_not_needed() -> None:

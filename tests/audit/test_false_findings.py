@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +221,40 @@ def test_a_tool_without_parameters_has_a_call_without_arguments() -> None:
 def test_a_check_that_needs_half_of_the_reward_does_not_claim_to_see_less() -> None:
     shares = visible_shares(("blind-reply", "blind-game", "paid-calls", "reward-order"), 250)
     assert shares == {"blind-reply": 0.06, "blind-game": 0.5, "paid-calls": 0.1, "reward-order": 0.25}
+
+
+def digests(pays_for_nothing: bool, needs_row: bool = True) -> vf.Environment:
+    """Return an environment without answers in which one fact of the prompt has to be reported.
+
+    Args:
+        pays_for_nothing: Whether a reply without any number is faithful, and earns half of the reward.
+        needs_row: Whether the fact must be that of the row.
+    """
+
+    def reported(completion: Any, info: Any) -> float:
+        numbers = re.findall(r"\d+", text(completion))
+        has_wrong = needs_row and any(number != str(info["level"]) for number in numbers)
+        if has_wrong or len(text(completion).split()) > 12:
+            return 0.0
+        is_faithful = bool(numbers or (pays_for_nothing and text(completion).strip()))
+        return 0.5 * bool(numbers) + 0.5 * is_faithful
+
+    def reporter(messages: Any, state: Any, rng: Any) -> str:
+        return f"Level {state['info']['level']}."
+
+    def muddler(messages: Any, state: Any, rng: Any) -> str:
+        return f"Level {state['info']['level'] + 1}."
+
+    rows = [{"question": f"Pump {n} has level {40 + 3 * n}.", "info": {"level": 40 + 3 * n}} for n in range(30)]
+    policies = {"reporter": reporter, "muddler": muddler}
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([reported]), policies=policies)
+
+
+@pytest.mark.parametrize(
+    ("pays_for_nothing", "needs_row", "is_found"), [(True, True, True), (False, True, False), (True, False, False)]
+)
+async def test_a_reply_without_content_beside_replies_to_other_rows(
+    pays_for_nothing: bool, needs_row: bool, is_found: bool
+) -> None:
+    reported = await findings(check_blind_replies, digests(pays_for_nothing, needs_row))
+    assert ["has no content" in finding.text for finding in reported] == [True] * is_found

@@ -13,10 +13,12 @@ from rove.audit.game_checks import check_blind_games, check_copied_moves, check_
 from rove.audit.grader_checks import check_determinism
 from rove.audit.leak_checks import check_message_leaks
 from rove.audit.replay_checks import (
+    check_equal_rows,
     check_fixed_moves,
     check_moves_of_similar_rows,
     check_repeatable_rewards,
     most_similar,
+    varied_moves,
 )
 from rove.core.findings import Severity
 from tests.audit.test_checks import findings
@@ -300,6 +302,44 @@ def any_number(messages: Any, state: Any, rng: Any) -> str:
 async def test_an_opponent_that_plays_the_same_game_in_every_row(is_found: bool) -> None:
     reported_findings = await findings(check_fixed_moves, Duel(same_game=is_found))
     assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found
+
+
+class Chart(vf.MultiTurnEnv):
+    """Three wrecks on a chart; with `same_chart`, they lie on the same squares in every row."""
+
+    def __init__(self, same_chart: bool):
+        def found(state: Any) -> float:
+            return len(state["found"]) / 3
+
+        self.same_chart = same_chart
+        edge = "  1 2 3 4 5\n" + "\n".join(f"{letter} ~ ~ ~ ~ ~" for letter in "ABCDE")
+        rows = [{"question": f"Chart {100 + n}\n{edge}", "info": {"seed": n}} for n in range(20)]
+        super().__init__(
+            dataset=rows, system_prompt="Find wrecks: <dive>B4</dive>", rubric=vf.Rubric([found]), max_turns=14
+        )
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> None:
+        rng = random.Random(0 if self.same_chart else state["info"]["seed"])
+        squares = [f"<dive>{letter}{number}</dive>" for letter in "ABCDE" for number in range(1, 6)]
+        state.update(wrecks=rng.sample(squares, 3), found=set())
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+        square = messages[-1]["content"]
+        if square in state["wrecks"]:
+            state["found"].add(square)
+        return "wreck" if square in state["wrecks"] else "sand"
+
+
+@pytest.mark.parametrize("same_chart", [True, False])
+async def test_rows_that_are_the_same_game(same_chart: bool) -> None:
+    found = await findings(check_equal_rows, Chart(same_chart))
+    assert [finding.severity for finding in found] == [Severity.MEDIUM] * same_chart
+
+
+def test_moves_like_the_example() -> None:
+    moves = varied_moves(["Answer <go>a-1</go>.\n  1 2\na ~ ~\nb ~ ~\nC"])
+    assert sorted(moves) == [f"<go>{letter}-{number}</go>" for letter in "ab" for number in "12"]
+    assert varied_moves(["Answer with one word."]) == []
 
 
 def mazes(num_plans: int, start: int) -> list[dict[str, Any]]:

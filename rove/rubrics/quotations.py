@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable
+from itertools import accumulate
 
 from rove.utils.patterns import lazy_pattern
 
@@ -60,24 +61,36 @@ def without_quotations(text: str, is_kept: Callable[[str], bool]) -> str:
 def _without_quotation_marks(line: str, is_kept: Callable[[str], bool]) -> str:
     parts: list[str] = []
     copied = 0
-    unclosed: set[str] = set()  # not searched for again: a line of opening marks would take quadratic time
+    next_ends: dict[str, int] = {}  # by opening mark, so that a line of many marks is not searched from each of them
     for opening in _QUOTE_START.finditer(line):
         start, mark = opening.start(), opening[0]
-        if start < copied or mark in unclosed:
+        if start < copied:
             continue
-        ends = [line.find(end, start + 1) for end in _QUOTE_ENDS[mark]]
-        end = min((end for end in ends if end >= 0), default=-1)
-        if end < 0:
-            unclosed.add(mark)
-            continue
+        end = next_ends.get(mark, 0)
+        if end <= start:
+            found = [line.find(end_mark, start + 1) for end_mark in _QUOTE_ENDS[mark]]
+            end = next_ends[mark] = min((position for position in found if position >= 0), default=len(line))
         is_empty_code = mark == "`" and end == start + 1
         is_apostrophe = mark in "'‘" and re.match(r"\w", line[end + 1 : end + 2]) is not None
-        if is_empty_code or is_apostrophe:
+        if end == len(line) or is_empty_code or is_apostrophe:
             continue
         quotation = line[start : end + 1]
         parts += [line[copied:start], quotation if is_kept(quotation) else " " * len(quotation)]
         copied = end + 1
     return "".join([*parts, line[copied:]])
+
+
+class SqueezedText:
+    """The letters, digits and symbols of a text (see `squeezed`), of which parts can be taken by their place in the text."""
+
+    def __init__(self, text: str):
+        pieces = list(map(squeezed, text))
+        self._all = "".join(pieces)
+        self._ends = [0, *accumulate(map(len, pieces))]
+
+    def part(self, start: int, end: int) -> str:
+        """Return what is left of the text from one position to another."""
+        return self._all[self._ends[start] : self._ends[end]]
 
 
 class JudgedText:
@@ -101,8 +114,11 @@ class JudgedText:
 
     def contains(self, part: str) -> bool:
         """Return whether the text contains a part, within a line or across lines."""
-        quotation = squeezed(part)
-        return bool(quotation) and quotation in self._all
+        return self.contains_squeezed(squeezed(part))
+
+    def contains_squeezed(self, part: str) -> bool:
+        """Return whether the text contains a part that is squeezed already."""
+        return bool(part) and part in self._all
 
     def contains_marks(self, part: str) -> bool:
         """Return whether the text contains a part with its brackets and punctuation, at any white space and case."""

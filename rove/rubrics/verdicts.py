@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, combinations
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from rove.core.errors import InvalidModelResponseError
 from rove.rubrics.quotations import (
@@ -15,6 +16,7 @@ from rove.rubrics.quotations import (
     OPENING_TAG,
     REASONING_TAG,
     JudgedText,
+    SqueezedText,
     plain,
     sentences,
     without_quotations,
@@ -82,10 +84,8 @@ _PRONOUN_OR_ARTICLE = lazy_pattern(
 _MAX_SHORT_WORDS = 3
 _NEAR_WORDS = 3
 """If another choice occurs within this many words after a verdict, there are two verdicts."""
-_NEAR_CHARS = 200
-"""Text longer than this has more than `_NEAR_WORDS` words."""
-_MAX_VALUE_CHARS = 500
-"""Characters after a label in which its value is searched for: a line of many labels takes time in proportion to its length."""
+_MAX_NEAR_CHARS = 500
+"""Characters after a value in which the next words are read, so that a long line takes time in proportion to its length."""
 
 
 def verdict_form(choices: Sequence[str]) -> dict[str, object]:
@@ -204,10 +204,7 @@ class _Reader:
             # A response must not remove its own bad verdict by quoting it (docs/decisions/quoted_verdicts.md).
             quoted = {statement.choice for statement in statements}
             return self._lowest if self._lowest and quoted == {self._lowest} else None
-        own_words = reply
-        for statement in statements:
-            if statement.is_quoted:
-                own_words = _blanked(own_words, statement.start, statement.end)
+        own_words = _blanked(reply, [statement for statement in statements if statement.is_quoted])
         return self._decide(unquoted, reply, own_words)
 
     def _own_statement(self, piece: str) -> str | None:
@@ -227,27 +224,24 @@ class _Reader:
         for statement in statements:
             if statement.choice in (None, last.choice):
                 continue
-            between = own_words[statement.end : min(last.start, statement.end + _NEAR_CHARS)]
-            is_short = len(between) < _NEAR_CHARS and len(between.split()) <= _NEAR_WORDS
-            is_near = is_short and not re.search(r"[.!?。\n]", between)
+            between = own_words[statement.end : last.start]
+            is_near = len(between.split(maxsplit=_NEAR_WORDS)) <= _NEAR_WORDS and not re.search(r"[.!?。\n]", between)
             if last.strength == WEAK or is_near:
                 return None
         is_taken_back = self._is_taken_back(own_words[last.end :], reply[last.end :], last.choice)
         return None if is_taken_back else last.choice
 
     def _statements(self, reply: str, is_last: bool = True) -> list[_Statement]:
-        text = reply
         statements: list[_Statement] = []
-        for span in objects_in(reply):
-            text = _blanked(text, span.start, span.end)
+        spans = list(objects_in(reply))
+        for span in spans:
             if span.verdict is not None:
                 statements.append(self._in_object(reply, span.start, span.end, span.verdict))
+        text = _blanked(reply, spans)
         text = without_quotations(text, lambda part: self._choice(part) is not None)
         statements += self._labeled(text, reply)
         statements += self._marked(text)
-        for statement in statements:
-            text = _blanked(text, statement.start, statement.end)
-        return [*statements, *self._alone(text, reply, is_last)]
+        return [*statements, *self._alone(_blanked(text, statements), reply, is_last)]
 
     def _in_object(self, reply: str, start: int, end: int, verdict: str) -> _Statement:
         """Return the statement of a JSON object, which counts at the beginning or the end of a reply or alone on its lines."""
@@ -261,6 +255,8 @@ class _Reader:
 
     def _labeled(self, text: str, reply: str) -> Iterator[_Statement]:
         """Yield the statements of labels, such as "Verdict: no"; `text` is the reply with blanks in place of quotations."""
+        # Prepared once: a line may have thousands of labels, and each of them is compared with the rest of the line.
+        squeezed_reply, choices = SqueezedText(reply), self._named_choices(text)
         for label in _LABELED.finditer(text):
             line_end = text.find("\n", label.end())
             line_end = len(text) if line_end < 0 else line_end
@@ -269,22 +265,23 @@ class _Reader:
             if is_empty:  # the value is on the next line that is not empty
                 following = re.compile(r"\s*[^\n]*").match(text, line_end)
                 line_end = following.end() if following else line_end
-            line_end = min(line_end, label.end() + _MAX_VALUE_CHARS)
             value = self._value.match(text, label.end(), line_end)
             end = line_end
             choice: str | None = None
             if value:
                 end = value.end()
-                choice = self._value_of(value, text[end:line_end])
+                choice = self._value_of(value, text[end : min(line_end, end + _MAX_NEAR_CHARS)])
             strength = STRONG if label["strong"] else WEAK
             # "Verdict: surely yes" states a verdict that cannot be read; an earlier statement must not count instead.
             is_explicit = label["separator"] in (":", "=") and not is_empty and strength == STRONG
-            if choice is None and not is_explicit and not self._names_choice(text[label.end() : line_end]):
+            next_choice = bisect_left(choices, label.end())
+            names_choice = next_choice < len(choices) and choices[next_choice] < line_end
+            if choice is None and not is_explicit and not names_choice:
                 continue
             has_quotation = reply[label.end() : end] != text[label.end() : end]
             if has_quotation or self._is_part(text, label):
                 choice = None
-            quoted = self._judged.contains(reply[label.start() : end])
+            quoted = self._judged.contains_squeezed(squeezed_reply.part(label.start(), end))
             yield _Statement(label.start(), end, choice, strength, quoted)
 
     def _value_of(self, value: re.Match[str], remainder: str) -> str | None:
@@ -382,10 +379,18 @@ class _Reader:
         named = [self._choice(word) for word in (words[:1] + words[-1:])]
         return not {None, choice}.issuperset(named)
 
-    def _names_choice(self, text: str, excluded: str | None = None) -> bool:
-        """Return whether a text contains a choice other than `excluded` as a word ("I" and "A" are also ordinary words)."""
-        named = [self._choice(word[0]) for word in self._word.finditer(text)]
-        return any(choice is not None and choice != excluded and choice not in ("A", "I") for choice in named)
+    def _names_choice(self, text: str, excluded: str) -> bool:
+        """Return whether a text contains a choice other than `excluded` as a word."""
+        return bool(self._named_choices(text, excluded))
+
+    def _named_choices(self, text: str, excluded: str = "") -> list[int]:
+        """Return where a text contains a choice other than `excluded` as a word ("I" and "A" are also ordinary words)."""
+        positions: list[int] = []
+        for word in self._word.finditer(text):
+            choice = self._choice(word[0])
+            if choice is not None and choice not in (excluded, "A", "I"):
+                positions.append(word.start())
+        return positions
 
     def _choice(self, words: str) -> str | None:
         """Return the choice that a text consists of, with or without marks around it."""
@@ -412,10 +417,25 @@ class _Reader:
         return self._exact.get(value["choice"])
 
 
-def _blanked(text: str, start: int, end: int) -> str:
-    """Return a text of the same length with spaces in place of a part."""
-    blank = re.sub(r"[^\n]", " ", text[start:end])
-    return text[:start] + blank + text[end:]
+class _Span(Protocol):
+    """A part of a text."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+def _blanked(text: str, spans: Iterable[_Span]) -> str:
+    """Return a text of the same length with spaces in place of its parts in `spans`, which may overlap."""
+    pieces: list[str] = []
+    done = 0
+    for span in sorted(spans, key=lambda span: span.start):
+        start = max(done, span.start)
+        if start < span.end:
+            pieces += [text[done:start], re.sub(r"[^\n]", " ", text[start : span.end])]
+            done = span.end
+    return "".join([*pieces, text[done:]])
 
 
 def _unique(pairs: Iterator[tuple[str, str]]) -> dict[str, str]:

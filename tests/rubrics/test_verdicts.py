@@ -510,10 +510,25 @@ def test_agreement_does_not_depend_on_the_order_of_judges(verdicts: list[str], r
         "\\text{" * 10_000 + "yes" + "}" * 10_000,
         "Verdict:" * 8_000,
         "“>" * 150_000,
+        "‘" * 300_000 + "’a",
     ],
     ids=lambda reply: reply[:10],
 )
 def test_a_long_hostile_reply_is_unreadable_in_time_in_proportion_to_its_length(reply: str):
+    with pytest.raises(InvalidModelResponseError):
+        read_verdict(reply, YES_NO)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Verdict: surely yes, " + "x " * 300 + ". No.",
+        'Verdict:\n"' + "quoted words " * 50 + '"\nno',
+        "Verdict:" + " " * 497 + "yesterday it was good",
+    ],
+    ids=["other form", "quotation", "longer word"],
+)
+def test_a_long_line_does_not_make_a_verdict_readable(reply: str):
     with pytest.raises(InvalidModelResponseError):
         read_verdict(reply, YES_NO)
 

@@ -274,7 +274,7 @@ def _prompt_text(prompt: Any) -> str:
 
 def is_higher(measured: Measured, reference: Measured, range_: float) -> bool:
     """Return whether a policy earns more than another on the same examples, beyond chance."""
-    pairs = _paired(measured, reference)
+    pairs = paired_differences(measured, reference)
     if len(pairs) < MIN_PAIRS:
         return False
     return statistics.fmean(pairs) > max(MIN_DIFFERENCE * range_, STANDARD_ERRORS * _error(pairs, range_))
@@ -313,7 +313,8 @@ def _error(values: Sequence[float], range_: float) -> float:
     return max(statistics.stdev(values), 0.5 * range_ / root) / root
 
 
-def _paired(measured: Measured, reference: Measured) -> Sequence[float]:
+def paired_differences(measured: Measured, reference: Measured) -> Sequence[float]:
+    """Return what a policy earns more than another one, for each example of both."""
     rewards = {record.example_id: record.scores.reward for record in reference.scored if record.scores}
     differences: list[float] = []
     for record in measured.scored:

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import permutations, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rove.audit.baseline import MIN_PAIRS, Baseline, is_higher
 from rove.audit.game_checks import balanced_share
@@ -59,10 +59,8 @@ MAX_GUESSES = 60
 """Maximum number of calls in a turn with the values of other rows."""
 
 
-MAX_LISTED_ITEMS = 30
-"""Maximum number of items of a tool's result that are acted on."""
-CELL = re.compile(r"^\W*([\w.@-]+)", re.MULTILINE)
-"""First word of a line, such as the number of a message."""
+MIN_LISTED_ITEMS, MAX_LISTED_ITEMS = 3, 30
+"""Numbers of items in a tool's result for which another tool is called."""
 
 
 class Change(NamedTuple):
@@ -378,7 +376,8 @@ async def check_row_values(subject: Subject, base: Baseline) -> AsyncIterator[Fi
 
 
 async def check_listed_items(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding if a tool that acts on everything that another tool lists earns a reward, whatever the prompt asks for.
+    """Yield a finding if calling a tool for every item that another tool lists earns a high reward, although not every item is
+    needed: then the prompt asks for some of them, and nothing is checked about the others.
 
     For environments without a scripted policy that calls tools.
     """
@@ -389,21 +388,32 @@ async def check_listed_items(subject: Subject, base: Baseline) -> AsyncIterator[
     acting = [function for function in functions if len(_parameters(function)) == 1]
     acting = [function for function in acting if not INFORMING.match(function["name"])]
     for lister, function in list(product(listing, acting))[:MAX_TOOLS]:
-        name = f"a call of {lister}, then of {function['name']} for everything that it lists"
-        policy = _on_all_items(lister, function)
+        name = f"a call of {lister}, then of {function['name']} with every item of its result"
+        policy = _on_listed_items(lister, function)
         tried = await subject.measure(name, policy, TRIED_EXAMPLES)
         if base.share_of_task(tried.mean) < HIGH_SHARE / 2:
             continue
         measured = await subject.measure(name, policy)
-        if base.share_of_task(measured.mean) >= HIGH_SHARE and is_higher(measured, base.idle, base.task_range):
-            yield measured.finding(
-                "blind-game",
-                f"{name}, earns {measured.mean:.3f}, without reading the request; the best policy or a full reward is "
-                f"{base.full:.3f}",
-                Severity.HIGH,
-                floor=base.idle.mean,
-            )
-            return
+        if base.share_of_task(measured.mean) < HIGH_SHARE or not is_higher(measured, base.idle, base.task_range):
+            continue
+        fewer = await subject.measure(f"{name} but one", _on_listed_items(lister, function, left_out=1))
+        if _share_not_lower(fewer, measured) < HIGH_SHARE:  # all items are needed: to act on all of them is the task
+            continue
+        yield measured.finding(
+            "blind-game",
+            f"{name} earns {measured.mean:.3f}, without reading what the prompt asks for; the best policy or a full reward is "
+            f"{base.full:.3f}",
+            Severity.HIGH,
+            floor=base.idle.mean,
+        )
+        return
+
+
+def _share_not_lower(measured: Measured, reference: Measured) -> float:
+    """Return the share of rows in which a policy earns at least what another one earns."""
+    rewards = {record.example_key: reward_of(record) for record in reference.scored}
+    pairs = [(reward_of(record), rewards.get(record.example_key, 0.0)) for record in measured.scored]
+    return sum(reward >= other > 0 for reward, other in pairs) / max(1, len(pairs))
 
 
 def _parameters(function: JsonObject) -> JsonObject:
@@ -411,8 +421,12 @@ def _parameters(function: JsonObject) -> JsonObject:
     return parameters.get("properties") or {}
 
 
-def _on_all_items(lister: str, function: JsonObject) -> Policy:
-    """Return a policy that calls a tool without arguments, then another one with the first word of each line of the result."""
+def _on_listed_items(lister: str, function: JsonObject, left_out: int = 0) -> Policy:
+    """Return a policy that calls a tool without arguments, then another one with the items of the result.
+
+    Args:
+        left_out: Number of items, from the middle of the list, with which it is not called.
+    """
     [(argument, schema)] = _parameters(function).items()
     is_list = schema.get("type") == "array"
     is_number = (schema.get("items", {}) if is_list else schema).get("type") in ("integer", "number")
@@ -420,22 +434,46 @@ def _on_all_items(lister: str, function: JsonObject) -> Policy:
     def policy(messages: Messages, state: State, rng: random.Random) -> str | Message:
         turn = len(bookkeeping(state).trajectory)
         if turn == 0:
-            return _call(lister, {}, 0)
-        if turn > 1:
-            return ""
+            return AssistantMessage(None, tool_calls=[_call(lister, {}, 0)])
         result = next((text_of(message) for message in reversed(messages) if message["role"] == "tool"), "")
-        words = list(dict.fromkeys(CELL.findall(result)))
-        items = [int(word) for word in words if word.isdecimal()] if is_number else words
-        chunks = [items[:MAX_LISTED_ITEMS]] if is_list else items[:MAX_LISTED_ITEMS]
-        calls = [_call(function["name"], {argument: chunk}, number) for number, chunk in enumerate(chunks)]
-        return AssistantMessage(None, tool_calls=[call["tool_calls"][0] for call in calls]) if calls else ""
+        items = listed_items(result, is_number)[:MAX_LISTED_ITEMS]
+        if turn > 1 or len(items) < MIN_LISTED_ITEMS:
+            return ""
+        middle = len(items) // 2
+        items = items[:middle] + items[middle + left_out :]
+        values = [items] if is_list else items
+        calls = [_call(function["name"], {argument: value}, number) for number, value in enumerate(values)]
+        return AssistantMessage(None, tool_calls=calls)
 
     return policy
 
 
-def _call(name: str, arguments: JsonObject, number: int) -> Message:
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    return AssistantMessage(None, tool_calls=[{"id": f"call_{number}", "type": "function", "function": function}])
+def listed_items(result: str, are_numbers: bool) -> list[Any]:
+    """Return what a tool's result lists: the first value of each entry of a JSON list, or of each line.
+
+    Args:
+        are_numbers: Whether the items are the first whole numbers of the entries.
+    """
+    try:
+        content = json.loads(result)
+    except ValueError:
+        content = result.splitlines()
+    if isinstance(content, dict):
+        content = next((value for value in content.values() if isinstance(value, list)), [])
+    if not isinstance(content, list):
+        return []
+    items: dict[Any, None] = {}
+    for entry in content:
+        # The first key is usually "id", "name" or "key".
+        text = str(next(iter(entry.values()), "") if isinstance(entry, dict) else entry)
+        found = re.search(r"\d+" if are_numbers else r"[\w.@-]*\w", text)
+        if found:
+            items[int(found[0]) if are_numbers else found[0]] = None
+    return list(items)
+
+
+def _call(name: str, arguments: JsonObject, number: int) -> JsonObject:
+    return {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
 
 
 def _sequence(names: Sequence[str], prompts: Sequence[str]) -> Policy:

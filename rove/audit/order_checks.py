@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from fractions import Fraction
@@ -188,10 +189,20 @@ def _with_thousands(answer: str) -> str:
     return f"{int(number[1]):,}{number[2] or ''}" if number else ""
 
 
-SHOWN_FORMS: dict[str, tuple[Rewrite, re.Pattern[str]]] = {
-    "with thousands separators": (_with_thousands, re.compile(r"(?<![\d,])\d{1,3}(,\d{3})+(?![\d,])")),
+SEPARATED = r"(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,])"
+SHOWN_FORMS: dict[str, tuple[Rewrite, re.Pattern[str], re.Pattern[str]]] = {
+    "with thousands separators": (
+        _with_thousands,
+        re.compile(SEPARATED),
+        re.compile(rf"[$€£¥] ?{SEPARATED}|{SEPARATED}(?: ?[€%]| [A-Za-z])"),
+    ),
 }
-"""Name → function, and a pattern of prompts that show this form, so that a model will use it."""
+"""Name → function, and patterns of prompts and of results of tools that show this form, so that a model will use it. In a result,
+only a number with a currency or a unit counts, because "1,108" may be two cells of a table."""
+MIN_RESULTS = 3
+"""Minimum number of different results of tools from which a form is read."""
+PLAIN_EXAMPLE = re.compile(r">\d{4,}<")
+"""An example of an answer without separators."""
 
 
 SHOWN_SHARE = 0.3
@@ -217,12 +228,8 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
     plainer = [
         (name, rewrite) for name, (rewrite, mark) in REWRITES.items() if not any(mark in text for text in instructions)
     ]
-    results = _results_of_tools(subject)
-    shown = [
-        (name, rewrite)
-        for name, (rewrite, pattern) in SHOWN_FORMS.items()
-        if _is_shown(base.prompts, base.prompts, pattern) or _is_shown(base.prompts, results, pattern)
-    ]
+    shown_by = _forms_shown(subject, base)
+    shown = [(name, SHOWN_FORMS[name][0]) for name in shown_by]
     for name, rewrite in [*plainer, *shown]:
         if sum(bool(rewrite(str(answer))) for answer in subject.answers) < MIN_FORMS:
             continue
@@ -260,11 +267,24 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
     )
 
 
-def _is_shown(prompts: Sequence[str], texts: Sequence[str], pattern: re.Pattern[str]) -> bool:
-    """Return whether many texts show a form, and no instruction of the prompts is about it."""
-    is_forbidden = any(map(SEPARATOR_RULE.search, prompts))
-    num_shown = sum(bool(pattern.search(text)) for text in texts)
-    return not is_forbidden and num_shown >= max(1, SHOWN_SHARE * len(texts))
+def _forms_shown(subject: Subject, base: Baseline) -> dict[str, str]:
+    """Return forms that prompts or results of tools show, and which of them does: name → "the prompt shows"."""
+    descriptions = re.findall(r'"description": "([^"]*)"', json.dumps([*base.tools]))
+    instructions = [*base.prompts, *descriptions]
+    if any(SEPARATOR_RULE.search(text) or PLAIN_EXAMPLE.search(text) for text in instructions):
+        return {}
+    results = _results_of_tools(subject)
+    shown: dict[str, str] = {}
+    for name, (_, in_prompts, in_results) in SHOWN_FORMS.items():
+        if _is_shown(base.prompts, in_prompts):
+            shown[name] = "the prompt shows"
+        elif len(results) >= MIN_RESULTS and _is_shown(results, in_results):
+            shown[name] = "results of tools show"
+    return shown
+
+
+def _is_shown(texts: Sequence[str], pattern: re.Pattern[str]) -> bool:
+    return sum(bool(pattern.search(text)) for text in texts) >= SHOWN_SHARE * len(texts)
 
 
 def _results_of_tools(subject: Subject) -> list[str]:

@@ -260,7 +260,8 @@ async def check_fixed_moves(subject: Subject, base: Baseline, seed: int = 0) -> 
 
 
 async def check_equal_rows(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterator[Finding]:
-    """Yield a finding if rows with different prompts are the same game: each list of moves earns the same in all of them.
+    """Yield a finding if rows with different prompts are the same game: each list of moves has the same answers of the
+    environment, and the same reward, in all of them.
 
     The usual cause is a seed of the row that the environment does not read. For games without scripted policies, whose moves
     are formed from the examples of the prompts.
@@ -273,11 +274,12 @@ async def check_equal_rows(subject: Subject, base: Baseline, seed: int = 0) -> A
     for _ in range(RANDOM_LISTS):
         chosen = rng.sample(moves, min(MAX_LIST, len(moves)))
         played = await subject.measure("search: a list of moves", _played_list(chosen), LIST_EXAMPLES)
-        if len(played.scored) < LIST_EXAMPLES or max(played.rewards) - min(played.rewards) > 1e-9:
+        answers = {tuple(_messages_after(record, 0)) for record in played.scored}
+        if len(played.scored) < LIST_EXAMPLES or len(answers) > 1 or max(played.rewards) - min(played.rewards) > 1e-9:
             return
         lists.append(played)
     means = sorted({round(played.mean, 9) for played in lists})
-    if len(means) < MIN_DIFFERENT_REWARDS:
+    if len(means) < MIN_DIFFERENT_REWARDS or means[-1] <= base.idle.mean:
         return
     yield highest(lists).finding(
         "blind-game",
@@ -298,12 +300,12 @@ def varied_moves(prompts: Sequence[str]) -> list[str]:
         parts = re.findall(r"[A-Za-z]+|\d+|[^A-Za-z\d]+", content)
         options: list[list[str]] = []
         for part in parts:
-            like = (
-                [letter for letter in letters if letter.isupper() == part.isupper()]
-                if len(part) == 1 and part.isalpha()
-                else []
-            )
-            options.append([part, *(numbers if part.isdigit() else like)])
+            others: list[str] = []
+            if part.isdigit():
+                others = numbers
+            elif len(part) == 1 and part.isalpha():
+                others = [letter for letter in letters if letter.isupper() == part.isupper()]
+            options.append([part, *others])
         if math.prod(map(len, options)) <= MAX_VARIED:
             moves += [f"<{tag}>{''.join(chosen)}</{tag}>" for chosen in product(*options)]
     return list(dict.fromkeys(moves))

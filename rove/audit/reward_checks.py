@@ -11,9 +11,18 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from rove.audit.baseline import MIN_PAIRS, STANDARD_ERRORS, Baseline, beats_guess, is_above, is_higher
+from rove.audit.baseline import (
+    MIN_PAIRS,
+    STANDARD_ERRORS,
+    Baseline,
+    beats_guess,
+    is_above,
+    is_higher,
+    paired_differences,
+)
 from rove.audit.findings import shortened
 from rove.audit.replies import (
+    ABSTENTION,
     ALL_TAGS,
     NUMBER,
     REASONING,
@@ -81,6 +90,8 @@ ROW_SHARE, MIN_ROWS = 0.1, 3
 LENGTHS = (0, 30, 300, 3000)
 """Numbers of filler words in the length check."""
 FILLER = ("and", "so", "then", "we", "see", "that", "it", "follows")
+MOST_ROWS = 0.8
+"""Share of the rows in which a reply without content must earn more than a good reply to another row."""
 MAX_LISTED = 4
 """Maximum number of replies listed in a finding."""
 VARIANT = "answer with "
@@ -186,19 +197,28 @@ def _paid_for_nothing(
 async def _above_replies_to_other_rows(
     subject: Subject, base: Baseline, worthless: Sequence[Measured]
 ) -> Finding | None:
-    """Return a finding if a reply without content earns much more than the best policy's replies to other rows.
+    """Return a finding if a reply without content earns much more, in most rows, than the best policy's replies to other rows.
 
-    In a task without answers, such as a summary, a reply without content may seem right: the weakest policy may earn less. But
-    if the reward depends on the row, it should earn no more than a good reply to another row.
+    In a task without answers, such as a summary, the weakest policy does not show what a reply may earn without doing the task,
+    since it may do the task badly. A good reply to another row does, if the reward depends on the row.
     """
-    if subject.answers or not base.honest or not worthless or base.has_tools:
+    if subject.answers or not base.honest or base.has_tools:
         return None
-    best, worst = highest(base.honest), highest(worthless)
+    best = highest(base.honest)
+    texts = [*base.prompts, *(text_of(move) for moves in moves_by_row(best).values() for move in moves)]
+    if any(map(ABSTENTION.search, texts)):  # in some rows, no content may be right
+        worthless = [reply for reply in worthless if reply.name != "unsure"]
+    if not worthless:
+        return None
+    worst = highest(worthless)
     moved = replayed(of_other_row(moves_by_row(best)))
     other = await subject.measure(f"the {best.name}'s replies to other rows", moved)
     expected = max(0.0, base.share_of_task(other.mean))
     share = base.share_of_task(worst.mean, expected) if expected < 1 else 0.0
-    if share < PAID_SHARE or not is_higher(worst, other, base.task_range):
+    differences = paired_differences(worst, other)
+    num_higher = sum(difference >= PAID_SHARE * base.task_range for difference in differences)
+    is_usual = num_higher >= MOST_ROWS * max(1, len(differences))
+    if share < PAID_SHARE or not is_usual or not is_higher(worst, other, base.task_range):
         return None
     return worst.finding(
         "blind-reply",

@@ -166,8 +166,8 @@ def check_sizes(file: Path, config: Mapping[str, object], weights: Weights) -> N
                 )
 
 
-def check_parameters(file: Path, config: Any, weights: Weights, trust_remote_code: bool = False) -> None:
-    """Check the number of parameters that a file's config describes, using a model without allocated memory."""
+def check_parameters(file: Path, config: Any, weights: Weights, trust_remote_code: bool = False) -> int:
+    """Check the number of parameters that a file's config describes, using a model without allocated memory; return it."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     described = sum(parameter.numel() for parameter in model.parameters())
@@ -182,3 +182,4 @@ def check_parameters(file: Path, config: Any, weights: Weights, trust_remote_cod
             f"{file} asks for {computed:,} bytes in addition to the weights' {weights.bytes:,}; expected a "
             "config that fits the weights: download the model again"
         )
+    return described

@@ -23,7 +23,9 @@ except ImportError:
 
 MAGIC = b"GGUF"
 MAX_NAMED = 3
-"""Maximum weights that an error names."""
+"""Maximum number of missing weights that an error names."""
+MIN_USED_SHARE = 0.5
+"""Minimum share of a file's weights that its model must have. Some files have further layers, which transformers leaves out."""
 
 
 def convert_gguf(file: Path, folder: Path) -> None:
@@ -42,14 +44,21 @@ def convert_gguf(file: Path, folder: Path) -> None:
             config = AutoConfig.from_pretrained(alone, **source)
             weights = _weights(_gguf.GGUFReader(file))
             check_sizes(file, config.to_dict(), weights)
-            check_parameters(file, config, weights)
+            used = check_parameters(file, config, weights)
+            if used < MIN_USED_SHARE * weights.elements:
+                raise ConfigError(
+                    f"{file} describes {used:,} parameters, but has weights of {weights.elements:,}; expected a description of "
+                    "all of them: download the file again"
+                )
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 alone, config=config, dtype=torch.float32, output_loading_info=True, **source
             )
             model, report = loaded
             if missing := sorted(report["missing_keys"]):  # transformers would use random weights
                 named = ", ".join(missing[:MAX_NAMED]) + (", …" if len(missing) > MAX_NAMED else "")
-                raise ConfigError(f"{file} is damaged: weights of the model are missing: {named}; download it again")
+                raise ConfigError(
+                    f"{file} lacks weights of its model ({named}); expected all of them: download the file again"
+                )
             tokenizer = AutoTokenizer.from_pretrained(alone, **source)
         except ConfigError:
             raise

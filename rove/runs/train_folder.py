@@ -23,6 +23,8 @@ EVALUATIONS = "eval"
 """Folder of the evaluations in the results table."""
 FIRST_START = "first_start"
 """Folder that keeps the model, the SFT and the evaluation of a start on which a second one has followed."""
+RECALL_LINE = 'init = "recall"'
+"""Line of the recipe of a second start."""
 STAGE = re.compile(r"data|sft|rl\d*")
 """Names of the run folders of stages."""
 
@@ -82,11 +84,15 @@ class TrainFolder:
 
     def start_notes(self) -> list[str]:
         """Return a note about the first start if the run has started again."""
+        # The recipe is the last file that a second start writes: without its line, the first start is still to be repeated.
+        has_recipe = (self.path / RECIPE).is_file()
+        if not has_recipe or RECALL_LINE not in read_regular(self.path / RECIPE).decode(errors="replace"):
+            return []
         if not (self.path / FIRST_START).is_dir():
             return []
         return [
-            "this is a second start, with layers that can recall: SFT of the first one, a model with random weights, stopped "
-            f"improving before it had learned the task ({FIRST_START})"
+            f"this is the second model of the run: SFT of the first one (random weights, kept in {FIRST_START}) stopped "
+            "improving before it had learned the task; the second one has layers that can find and copy parts of the prompt"
         ]
 
     def diagnoses(self) -> list[tuple[str, Finding]]:

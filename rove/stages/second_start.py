@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from rove.runs.provenance import seal
-from rove.runs.train_folder import DIAGNOSES, FIRST_START, RECIPE, RESULTS, TrainFolder
+from rove.runs.train_folder import DIAGNOSES, FIRST_START, RECALL_LINE, RECIPE, RESULTS, TrainFolder
 from rove.stages.pipeline import BASE
 from rove.stages.recipe import Recipe
 from rove.stages.request import REQUEST, recipe_digest
@@ -21,8 +21,7 @@ STOPPED = "stopped.json"
 ARCH_LINE = re.compile(r'^arch = "llama"$', re.MULTILINE)
 RECALL_LINES = (
     '# The first start, with arch = "llama" and random weights, stopped improving too early (folder first_start).\n'
-    'arch = "lfm2"\n'
-    'init = "recall"'
+    f'arch = "lfm2"\n{RECALL_LINE}'
 )
 """What replaces this line in the recipe of the second start."""
 

@@ -11,6 +11,7 @@ from rove.core.findings import HIGH, MEDIUM, OK, Finding
 from rove.envs.environment import Environment
 from rove.train.config import LoRAConfig, RLConfig
 from rove.train.contamination import MAX_ROWS, Overlap, find_overlaps, trained_keys
+from rove.utils.units import counted
 
 MIN_BATCH, TINY_BATCH = 256, 64
 """Numbers of rollouts per step: below `MIN_BATCH`, training is noisy; below `TINY_BATCH`, it often collapses."""
@@ -68,7 +69,7 @@ def check_batch(batch_size: int, steps: int) -> Finding:
     """Check whether a step has enough rollouts."""
     text = f"{batch_size} rollouts per step"
     if steps < FEW_STEPS:
-        return Finding("batch", f"{text}, in {steps} steps", OK)
+        return Finding("batch", f"{text}, in {counted(steps, 'step')}", OK)
     if batch_size < TINY_BATCH:
         return Finding("batch", f"{text}, with which training often collapses")
     return Finding("batch", text, OK if batch_size >= MIN_BATCH else MEDIUM)

@@ -51,6 +51,7 @@ def describe_stages(folder: TrainFolder, open_index: OpenIndex) -> JsonObject:
     metrics = {stage.path.name: _metrics(stage.path) for stage in folder.stages()}
     kept = kept_model(rows)
     completion = folder.completion()
+    notes = completion.notes if folder.is_complete else folder.start_notes()
     diagnoses = [f"{stage}: {finding}" if stage else str(finding) for stage, finding in folder.diagnoses()]
     stages = [_stage(stage, metrics[stage.path.name]) for stage in folder.stages()]
     mistakes = _mistakes(results, kept)
@@ -64,7 +65,7 @@ def describe_stages(folder: TrainFolder, open_index: OpenIndex) -> JsonObject:
         "answers": _answers(results, kept, stages, diagnoses, mistakes, completion.cost),
         "head": table["head"],
         "values": table["values"],
-        "notes": [*table["footnotes"], *(completion.notes or folder.start_notes())],
+        "notes": [*table["footnotes"], *notes],
         "diagnoses": diagnoses,
         "stages": stages,
         "training": _curves(metrics, stages),

@@ -14,6 +14,7 @@ from rove.audit.call_checks import (
     check_needed_calls,
     check_row_values,
     check_values_of_results,
+    listed_items,
 )
 from rove.core.findings import Severity
 from tests.audit.test_checks import findings
@@ -208,17 +209,22 @@ async def test_a_result_of_a_wrong_call_that_names_the_right_value(
 
 
 class Inbox(vf.StatefulToolEnv):
-    """Messages of which some have to be archived; with `counts_others`, the others must stay."""
+    """Messages of which some have to be archived.
 
-    def __init__(self, counts_others: bool):
+    Args:
+        counts_others: Whether the others must stay.
+        wants_all: Whether all have to be archived.
+    """
+
+    def __init__(self, counts_others: bool, wants_all: bool = False):
         def is_clean(state: Any) -> float:
             wanted = set(state["info"]["wanted"])
             return float(wanted == state["archived"] if counts_others else wanted <= state["archived"])
 
-        rows = [
-            {"question": f"Archive what came on day {n}.", "info": {"wanted": [1 + n % 5, 6 + n % 3]}}
-            for n in range(30)
-        ]
+        rows: list[dict[str, Any]] = []
+        for n in range(30):
+            wanted = list(range(1, 10)) if wants_all else [1 + n % 5, 6 + n % 3]
+            rows.append({"question": f"Archive what came on day {n}.", "info": {"wanted": wanted}})
         super().__init__(dataset=rows, rubric=vf.Rubric([is_clean]), max_turns=4)
         for tool in (self.show, self.archive):
             self.add_tool(tool, args_to_skip=["state"])
@@ -241,12 +247,20 @@ class Inbox(vf.StatefulToolEnv):
         return "done"
 
 
-@pytest.mark.parametrize("counts_others", [True, False])
-async def test_a_tool_that_acts_on_everything_that_another_one_lists(counts_others: bool) -> None:
-    found = await findings(check_listed_items, Inbox(counts_others))
-    assert [(finding.id, finding.severity) for finding in found] == [("blind-game", Severity.HIGH)] * (
-        not counts_others
-    )
+@pytest.mark.parametrize(
+    ("counts_others", "wants_all", "is_found"), [(False, False, True), (True, False, False), (False, True, False)]
+)
+async def test_calls_with_every_item_of_a_result(counts_others: bool, wants_all: bool, is_found: bool) -> None:
+    found = await findings(check_listed_items, Inbox(counts_others, wants_all))
+    assert [(finding.id, finding.severity) for finding in found] == [("blind-game", Severity.HIGH)] * is_found
+
+
+def test_items_of_a_result() -> None:
+    assert listed_items("1 | May\n- message 3\nnone\n3", True) == [1, 3]
+    assert listed_items("a-1: x\n* b.2\n\n--", False) == ["a-1", "b.2"]
+    assert listed_items('[{"id": 7, "day": 2}, {"id": 9}]', True) == [7, 9]
+    assert listed_items('{"total": 2, "names": ["Ida", "Tom"]}', False) == ["Ida", "Tom"]
+    assert listed_items("true", False) == []
 
 
 async def test_an_order_of_calls_that_are_not_needed() -> None:

@@ -223,16 +223,19 @@ def test_a_check_that_needs_half_of_the_reward_does_not_claim_to_see_less() -> N
     assert shares == {"blind-reply": 0.06, "blind-game": 0.5, "paid-calls": 0.1, "reward-order": 0.25}
 
 
-def digests(pays_for_nothing: bool, needs_row: bool = True) -> vf.Environment:
+def digests(pays_for_nothing: bool, needs_row: bool = True, refused: int = 0) -> vf.Environment:
     """Return an environment without answers in which one fact of the prompt has to be reported.
 
     Args:
         pays_for_nothing: Whether a reply without any number is faithful, and earns half of the reward.
         needs_row: Whether the fact must be that of the row.
+        refused: Of two rows, the number in which a refusal is right.
     """
 
     def reported(completion: Any, info: Any) -> float:
         numbers = re.findall(r"\d+", text(completion))
+        if info["is_refused"]:
+            return float(not numbers and "no" in text(completion).casefold() and len(text(completion).split()) < 12)
         has_wrong = needs_row and any(number != str(info["level"]) for number in numbers)
         if has_wrong or len(text(completion).split()) > 12:
             return 0.0
@@ -240,21 +243,25 @@ def digests(pays_for_nothing: bool, needs_row: bool = True) -> vf.Environment:
         return 0.5 * bool(numbers) + 0.5 * is_faithful
 
     def reporter(messages: Any, state: Any, rng: Any) -> str:
-        return f"Level {state['info']['level']}."
+        return "No report." if state["info"]["is_refused"] else f"Level {state['info']['level']}."
 
     def muddler(messages: Any, state: Any, rng: Any) -> str:
         return f"Level {state['info']['level'] + 1}."
 
-    rows = [{"question": f"Pump {n} has level {40 + 3 * n}.", "info": {"level": 40 + 3 * n}} for n in range(30)]
+    rows = [
+        {"question": f"Pump {n} has level {40 + 3 * n}.", "info": {"level": 40 + 3 * n, "is_refused": n % 2 < refused}}
+        for n in range(30)
+    ]
     policies = {"reporter": reporter, "muddler": muddler}
     return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([reported]), policies=policies)
 
 
 @pytest.mark.parametrize(
-    ("pays_for_nothing", "needs_row", "is_found"), [(True, True, True), (False, True, False), (True, False, False)]
+    ("pays_for_nothing", "needs_row", "refused", "is_found"),
+    [(True, True, 0, True), (False, True, 0, False), (True, False, 0, False), (False, True, 1, False)],
 )
 async def test_a_reply_without_content_beside_replies_to_other_rows(
-    pays_for_nothing: bool, needs_row: bool, is_found: bool
+    pays_for_nothing: bool, needs_row: bool, refused: int, is_found: bool
 ) -> None:
-    reported = await findings(check_blind_replies, digests(pays_for_nothing, needs_row))
+    reported = await findings(check_blind_replies, digests(pays_for_nothing, needs_row, refused))
     assert ["has no content" in finding.text for finding in reported] == [True] * is_found

@@ -134,6 +134,50 @@ async def test_right_answers_in_the_form_of_the_prompt(example: str, ignored: st
     assert [finding.severity for finding in reported] == [Severity.HIGH] * is_found
 
 
+class Ledger(vf.ToolEnv):
+    """The total of a client, which a tool shows; the grader accepts only digits.
+
+    Args:
+        shown: The tool's result, with "N" for the total with separators.
+    """
+
+    def __init__(self, shown: str, rule: str):
+        totals = {f"C{n}": 1000 + 61 * n for n in range(30)}
+
+        def look(client: str) -> str:
+            """Show what a client owes."""
+            return shown.replace("N", f"{totals[client]:,}")
+
+        def correct(completion: Any, answer: str) -> float:
+            return float(text(completion) == answer)
+
+        rows = [{"question": f"{rule} How much does client {c} owe?", "answer": str(n)} for c, n in totals.items()]
+        super().__init__(
+            tools=[look], dataset=rows, rubric=vf.Rubric([correct]), policies={"clerk": clerk}, max_turns=3
+        )
+
+
+def clerk(messages: Any, state: Any, rng: Any) -> Any:
+    client = messages[-1].content.split()[-2] if not state["trajectory"] else ""
+    return vf.tool_call("look", client=client) if client else state["answer"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "rule", "is_found"),
+    [
+        ("owes $N", "Look.", True),
+        ("N EUR", "Look.", True),
+        ("month,units\nN", "Look.", False),  # cells of a table
+        ("[N]", "Look.", False),
+        ("owes $N", "Look. Answer <answer>2417</answer>.", False),
+        ("owes $N", "Look. Write digits only.", False),
+    ],
+)
+async def test_right_answers_in_the_form_of_results(shown: str, rule: str, is_found: bool) -> None:
+    reported = await findings(check_refused_forms, Ledger(shown, rule))
+    assert [finding.severity for finding in reported] == [Severity.HIGH] * is_found
+
+
 @pytest.mark.parametrize(("rule", "is_found"), [("Add.", True), ("Write digits only, without commas.", False)])
 async def test_right_answers_in_the_form_of_some_questions(rule: str, is_found: bool) -> None:
     def correct(completion: Any, answer: str) -> float:

@@ -248,27 +248,6 @@ async def test_a_move_of_a_good_policy_that_is_paid_again(is_found: bool) -> Non
         assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_found
 
 
-class Tank(vf.MultiTurnEnv):
-    """A tank that each "pour" fills a little more."""
-
-    def __init__(self):
-        def filled(completion: Any) -> float:
-            return sum(message.content == "pour" for message in completion if message.role == "assistant") / 12
-
-        def pourer(messages: Any, state: Any, rng: Any) -> str:
-            return "pour" if state["trajectory"] else "begin"
-
-        rows = [{"question": f"Fill tank {number}."} for number in range(30)]
-        super().__init__(dataset=rows, rubric=vf.Rubric([filled]), policies={"pourer": pourer}, max_turns=12)
-
-    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
-        return "more"
-
-
-async def test_moves_that_the_task_repeats_are_no_stalling() -> None:
-    assert await findings(check_stalling, Tank()) == []
-
-
 class Duel(vf.MultiTurnEnv):
     """Three rounds of a higher number; with `same_game`, the opponent plays the same numbers in every row."""
 
@@ -305,11 +284,17 @@ async def test_an_opponent_that_plays_the_same_game_in_every_row(is_found: bool)
 
 
 class Chart(vf.MultiTurnEnv):
-    """Three wrecks on a chart; with `same_chart`, they lie on the same squares in every row."""
+    """Three wrecks on a chart.
 
-    def __init__(self, same_chart: bool):
+    Args:
+        same_chart: Whether they lie on the same squares in every row.
+        pays_all: Whether only all three wrecks are paid, and other squares cost a little.
+    """
+
+    def __init__(self, same_chart: bool, pays_all: bool = False):
         def found(state: Any) -> float:
-            return len(state["found"]) / 3
+            costs = 0.02 * sum(message["content"] == "no square" for message in state["completion"])
+            return float(len(state["found"]) == 3) - costs if pays_all else len(state["found"]) / 3
 
         self.same_chart = same_chart
         edge = "  1 2 3 4 5\n" + "\n".join(f"{letter} ~ ~ ~ ~ ~" for letter in "ABCDE")
@@ -325,14 +310,16 @@ class Chart(vf.MultiTurnEnv):
 
     async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
         square = messages[-1]["content"]
+        if not re.fullmatch("<dive>[A-E][1-5]</dive>", square):
+            return "no square"
         if square in state["wrecks"]:
             state["found"].add(square)
         return "wreck" if square in state["wrecks"] else "sand"
 
 
-@pytest.mark.parametrize("same_chart", [True, False])
-async def test_rows_that_are_the_same_game(same_chart: bool) -> None:
-    found = await findings(check_equal_rows, Chart(same_chart))
+@pytest.mark.parametrize(("same_chart", "pays_all"), [(True, False), (False, False), (False, True)])
+async def test_rows_that_are_the_same_game(same_chart: bool, pays_all: bool) -> None:
+    found = await findings(check_equal_rows, Chart(same_chart, pays_all))
     assert [finding.severity for finding in found] == [Severity.MEDIUM] * same_chart
 
 

@@ -361,9 +361,8 @@ def test_sft_on_a_plateau_starts_again_with_layers_that_can_recall(
     assert done.status == 0
     said = " ".join(done.out.split())
     assert "starting again with layers that can find and copy parts of the prompt" in said
-    assert (
-        "this is a second start" in said and TrainFolder("mine").completion().notes == TrainFolder("mine").start_notes()
-    )
+    folder = TrainFolder("mine")
+    assert "this is the second model of the run" in said and folder.completion().notes == folder.start_notes()
     kept = dry_run / "first_start"
     assert sorted(path.name for path in kept.iterdir()) == ["base-greedy", "base-sampled", "model", "sft"]
     assert json.loads((dry_run / "model" / "config.json").read_text())["model_type"] == "lfm2"
@@ -373,6 +372,12 @@ def test_sft_on_a_plateau_starts_again_with_layers_that_can_recall(
     assert rove("train", "parity", "--recipe", "mine/recipe.toml", "--run-dir", "again").status == 0
     first, again = (Path(folder, "rl1/final/model.safetensors").read_bytes() for folder in ("mine", "again"))
     assert first == again
+
+
+def test_a_second_start_that_was_interrupted_is_not_told(dry_run: Path) -> None:
+    """It writes the recipe last, so that the first start is repeated."""
+    (dry_run / "first_start").mkdir()
+    assert TrainFolder(dry_run).start_notes() == []
 
 
 def test_only_a_recipe_that_rove_chose_may_start_again(dry_run: Path) -> None:

@@ -62,6 +62,7 @@ def write_tiny(file: Path, block_count: int | None = 1, feed_forward: int = 16) 
     [
         (3, "describes 1,912 parameters, but the weights have 728"),
         (None, "num_hidden_layers = 32, but the weights have 12 tensors"),
+        (0, "describes 136 parameters, but has weights of 728"),
     ],
 )
 def test_a_gguf_file_without_the_weights_of_all_layers_is_refused(tmp_path: Path, stated: int | None, said: str):
@@ -75,7 +76,7 @@ def test_a_gguf_file_without_the_weights_of_all_layers_is_refused(tmp_path: Path
 @pytest.mark.parametrize(
     ("feed_forward", "said"),
     [
-        (16, "weights of the model are missing: model.norm.weight"),
+        (16, "lacks weights of its model \\(model.norm.weight\\)"),
         (100_000_000, "says intermediate_size = 100,000,000, but the weights have 728 numbers"),
     ],
 )

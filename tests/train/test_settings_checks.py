@@ -59,6 +59,15 @@ def test_valid_but_inadvisable_settings_are_warnings(name: str, over: dict[str, 
     assert said in repr(findings[name])
 
 
+@pytest.mark.parametrize(("steps", "severity"), [(19, OK), (20, MEDIUM)])
+def test_a_short_run_may_have_small_batches(steps: int, severity: Severity) -> None:
+    small = {"batch_size": 32, "rollouts_per_example": 8}
+    findings = find(**small, steps=steps, warmup_steps=1, checkpoint_every=5)
+    assert {name: finding.severity for name, finding in findings.items() if finding.severity != OK} == (
+        {} if severity == OK else {"batch": MEDIUM, "groups": MEDIUM}
+    )
+
+
 @each_row(
     ("rate", "parameters", "trained", "status"),
     [

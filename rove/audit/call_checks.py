@@ -449,7 +449,7 @@ def _on_listed_items(lister: str, function: JsonObject, left_out: int = 0) -> Po
 
 
 def listed_items(result: str, are_numbers: bool) -> list[Any]:
-    """Return what a tool's result lists: the first value of each entry of a JSON list, or of each line.
+    """Return what a tool's result lists: the first value of each entry of a JSON list, of each line, or between commas.
 
     Args:
         are_numbers: Whether the items are the first whole numbers of the entries.
@@ -457,7 +457,8 @@ def listed_items(result: str, are_numbers: bool) -> list[Any]:
     try:
         content = json.loads(result)
     except ValueError:
-        content = result.splitlines()
+        lines = result.splitlines()
+        content = lines if len(lines) > 1 else re.split(r"[,;]\s", result)
     if isinstance(content, dict):
         content = next((value for value in content.values() if isinstance(value, list)), [])
     if not isinstance(content, list):

@@ -246,11 +246,7 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
     # The lowest reward: the grader may accept the other form in some rows, and their replies would show no refusal.
     record = min(changed.scored, key=reward_of)
     prompt, completion = evidence(record)
-    reason = (
-        "the prompt or a tool's result shows this form, and not"
-        if name in SHOWN_FORMS
-        else "the prompt does not ask for"
-    )
+    reason = f"{shown_by[name]} this form, and not" if name in shown_by else "the prompt does not ask for"
     yield Finding(
         id="own-answer",
         severity=Severity.HIGH if share > PAID_SHARE else Severity.MEDIUM,

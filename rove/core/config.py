@@ -24,6 +24,9 @@ Table = dict[str, Any]
 RUN_CONFIG = {"kind", "identity", "config"}
 """Tables of a run folder's config.toml; `@ runs/…/config.toml` reuses its settings."""
 
+MAX_DOTS = 10_000
+"""Maximum number of dots in a settings file: Python's parser takes quadratic time for a key such as a.b.c with many parts."""
+
 
 def load(
     kind: type[T], named: Mapping[str, object], extra: Sequence[str] = (), bare: str = "", flags: Iterable[str] = ()
@@ -148,7 +151,10 @@ def import_function(setting: str, path: str) -> Callable[..., Any]:
 def read_toml(path: str | Path) -> Table:
     """Return the content of a TOML file."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        if text.count(".") > MAX_DOTS:
+            raise ConfigError(f"settings file {path} has {text.count('.'):,} dots; expected at most {MAX_DOTS:,}")
+        return tomllib.loads(text)
     except FileNotFoundError as error:
         raise ConfigError(f"settings file {path} does not exist") from error
     except (OSError, ValueError, *UNREADABLE) as error:

@@ -180,7 +180,7 @@ def read_parquet(path: Path) -> list[dict[str, object]]:
         names, rows = table.column_names, table.to_pylist()
     except ConfigError:
         raise
-    except (OSError, ValueError, MemoryError) as error:  # pyarrow's errors are of these types
+    except (OSError, ValueError, TypeError, LookupError, MemoryError, NotImplementedError) as error:  # pyarrow's errors
         raise ConfigError(f"{path} is not a Parquet file: {error}") from error
     _check_columns(path, "schema", names)
     return rows

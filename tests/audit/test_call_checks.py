@@ -260,6 +260,7 @@ def test_items_of_a_result() -> None:
     assert listed_items("a-1: x\n* b.2\n\n--", False) == ["a-1", "b.2"]
     assert listed_items('[{"id": 7, "day": 2}, {"id": 9}]', True) == [7, 9]
     assert listed_items('{"total": 2, "names": ["Ida", "Tom"]}', False) == ["Ida", "Tom"]
+    assert listed_items("Arlow, Bexley, Cole", False) == ["Arlow", "Bexley", "Cole"]
     assert listed_items("true", False) == []
 
 

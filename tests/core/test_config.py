@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import each_row
 
-from rove.core.config import convert, load, merge
+from rove.core.config import convert, load, merge, read_toml
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
 
@@ -233,6 +233,13 @@ def test_invalid_toml_is_refused_with_the_file_name(tmp_path: Path, content: byt
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=f"settings file {path}: "):
         read("game", "@", str(path))
+
+
+def test_a_key_of_many_parts_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    """Python's parser would take minutes."""
+    (tmp_path / "a.toml").write_text("a." * 200_000 + "a = 1\n")
+    with pytest.raises(ConfigError, match="has 200,000 dots; expected at most 10,000"):
+        read_toml(tmp_path / "a.toml")
 
 
 def test_a_folder_is_no_settings_file(tmp_path: Path):

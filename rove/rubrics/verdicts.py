@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, combinations
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from rove.core.errors import InvalidModelResponseError
 from rove.rubrics.quotations import (
@@ -204,7 +204,7 @@ class _Reader:
             # A response must not remove its own bad verdict by quoting it (docs/decisions/quoted_verdicts.md).
             quoted = {statement.choice for statement in statements}
             return self._lowest if self._lowest and quoted == {self._lowest} else None
-        own_words = _blanked(reply, [statement for statement in statements if statement.is_quoted])
+        own_words = _blanked(reply, [(quote.start, quote.end) for quote in statements if quote.is_quoted])
         return self._decide(unquoted, reply, own_words)
 
     def _own_statement(self, piece: str) -> str | None:
@@ -233,15 +233,16 @@ class _Reader:
 
     def _statements(self, reply: str, is_last: bool = True) -> list[_Statement]:
         statements: list[_Statement] = []
-        spans = list(objects_in(reply))
-        for span in spans:
-            if span.verdict is not None:
-                statements.append(self._in_object(reply, span.start, span.end, span.verdict))
-        text = _blanked(reply, spans)
+        objects = list(objects_in(reply))
+        for found in objects:
+            if found.verdict is not None:
+                statements.append(self._in_object(reply, found.start, found.end, found.verdict))
+        text = _blanked(reply, [(found.start, found.end) for found in objects])
         text = without_quotations(text, lambda part: self._choice(part) is not None)
         statements += self._labeled(text, reply)
         statements += self._marked(text)
-        return [*statements, *self._alone(_blanked(text, statements), reply, is_last)]
+        text = _blanked(text, [(statement.start, statement.end) for statement in statements])
+        return [*statements, *self._alone(text, reply, is_last)]
 
     def _in_object(self, reply: str, start: int, end: int, verdict: str) -> _Statement:
         """Return the statement of a JSON object, which counts at the beginning or the end of a reply or alone on its lines."""
@@ -417,24 +418,19 @@ class _Reader:
         return self._exact.get(value["choice"])
 
 
-class _Span(Protocol):
-    """A part of a text."""
+def _blanked(text: str, spans: Iterable[tuple[int, int]]) -> str:
+    """Return a text of the same length with spaces in place of some parts, which may overlap.
 
-    @property
-    def start(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-
-
-def _blanked(text: str, spans: Iterable[_Span]) -> str:
-    """Return a text of the same length with spaces in place of its parts in `spans`, which may overlap."""
+    Args:
+        spans: Start and end of each part.
+    """
     pieces: list[str] = []
     done = 0
-    for span in sorted(spans, key=lambda span: span.start):
-        start = max(done, span.start)
-        if start < span.end:
-            pieces += [text[done:start], re.sub(r"[^\n]", " ", text[start : span.end])]
-            done = span.end
+    for start, end in sorted(spans):
+        start = max(done, start)
+        if start < end:
+            pieces += [text[done:start], re.sub(r"[^\n]", " ", text[start:end])]
+            done = end
     return "".join([*pieces, text[done:]])
 
 

@@ -2,8 +2,10 @@
 
     python benchmarks/learning/suite.py --seeds 0        # first: the runs
     python benchmarks/learning/estimates.py --seeds 0
+    python benchmarks/learning/estimates.py --strangers    # the runs of suite.py --strangers
 
-The estimated time is that of the steps that the run took, not of the maximum number of steps.
+The estimated time is that of the steps that the run took, not of the maximum number of steps. A second start counts with the
+steps of both starts.
 """
 
 from __future__ import annotations
@@ -16,34 +18,44 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from suite import ENVIRONMENTS, RUNS
+from suite import ENVIRONMENTS, RUNS, STRANGERS
 
 
 def is_complete(folder: Path) -> bool:
     """Return whether a run was completed in one session, whose log then has its whole time."""
-    results, sessions = folder / "results.json", folder / "cpu_seconds.txt"
-    return results.exists() and len(sessions.read_text().split()) == 1
+    sessions = folder / "cpu_seconds.txt"
+    return (folder / "complete.json").exists() and len(sessions.read_text().split()) == 1
+
+
+def steps_of(stage: Path) -> int:
+    """Return the number of steps that a stage took, whether or not it was completed."""
+    return sum(json.loads(line)["step"] > 0 for line in (stage / "metrics.jsonl").read_text().splitlines())
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=ENVIRONMENTS, default=list(ENVIRONMENTS))
+    parser.add_argument("--only", nargs="*", choices=[*ENVIRONMENTS, *STRANGERS])
+    parser.add_argument("--strangers", action="store_true", help="the environments in strangers instead of the suite")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     args = parser.parse_args()
-    table = Table("environment", "seed", "minutes", "estimate", "ratio", "GB", "estimate", "ratio")
+    names = args.only or (STRANGERS if args.strangers else list(ENVIRONMENTS))
+    table = Table("environment", "seed", "CPU-min", "minutes", "estimate", "ratio", "GB", "estimate", "ratio")
     ratios: list[list[float]] = [[], []]
-    for env in args.only:
+    for env in names:
         runs = [(seed, RUNS / f"{env}-{seed}") for seed in args.seeds if is_complete(RUNS / f"{env}-{seed}")]
         for seed, folder in runs:
             made = json.loads((folder / "estimate.json").read_text())  # see `rove.doctor.estimate.Estimate`
-            took = re.findall(r"took (\S+) minutes, .* at most (\S+) GB", (folder / "log.txt").read_text())[-1]
-            sft, rl = (json.loads((folder / stage / "summary.json").read_text())["steps"] for stage in ("sft", "rl1"))
+            text = (folder / "log.txt").read_text()
+            wall, cpu, gigabytes = re.findall(r"took (\S+) minutes, (\S+) CPU-minutes, at most (\S+) GB", text)[-1]
+            sft, rl = steps_of(folder / "sft"), steps_of(folder / "rl1")
+            if (folder / "first_start").exists():
+                sft += steps_of(folder / "first_start" / "sft")
             parts = [made["data"], sft * made["sft_step"], made["initial"], rl * made["rl_step"], made["table"]]
             minutes, memory = sum(parts) / 60, made["memory"] / 1e9
-            row = [(float(took[0]), minutes), (float(took[1]), memory)]
+            row = [(float(wall), minutes), (float(gigabytes), memory)]
             cells = [f"{measured:.1f}|{guess:.1f}|{guess / measured:.2f}" for measured, guess in row]
-            table.add_row(env, str(seed), *"|".join(cells).split("|"))
+            table.add_row(env, str(seed), cpu, *"|".join(cells).split("|"))
             for values, (measured, guess) in zip(ratios, row, strict=True):
                 values.append(guess / measured)
     console = Console(width=110)

@@ -71,7 +71,7 @@ STUCK_AFTER = 0.1
 """After this share of the SFT steps, a reward at the level of the weakest policy means that SFT is stuck."""
 PLATEAU_STEPS, PLATEAU_MEASUREMENTS = 150, 5
 """SFT may be on a plateau after this number of steps, if so many measurements in a row show it."""
-PLATEAU_SPREAD, PLATEAU_LOSS = 0.1, 0.95
+PLATEAU_SPREAD, PLATEAU_LOSS = 0.1, 0.9
 """On a plateau, the rewards differ by at most the first share of the difference between the weakest and the best policy, and the
 validation loss does not fall below the second share of its first value."""
 UNLEARNED_SHARE = 0.9

@@ -29,7 +29,8 @@ def overview(run: Run, index: Index, has_rollouts: bool) -> JsonObject:
     taken = sum(row.get(SECONDS) or 0.0 for row in metrics)
     if taken:
         content["cards"].append((duration(taken), "time of all steps"))
-    spent = _seconds(index) if has_rollouts else None
+    # The rollouts of a training stage run at the same time as its steps.
+    spent = _seconds(index) if has_rollouts and not taken else None
     if spent is not None:
         content["cards"].append((duration(spent), "time of all rollouts added up, although they run at the same time"))
     if not any(words.startswith("cost") for _, words in content["cards"]):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from rove.core.findings import registry
 from rove.core.plain import JsonMapping, JsonObject
 from rove.runs.train_folder import ResultRow
 from rove.statistics.format import percent
@@ -30,7 +31,7 @@ SOLVED = 0.01
 LONGER = 1.1
 """Factor from which replies count as longer."""
 MAX_ALERTS = 3
-"""Maximum number of alerts that are linked; the table of stages shows more."""
+"""Maximum number of kinds of alerts, and of links to alerts of a kind; the table of stages shows more."""
 
 Part = str | JsonObject
 """A text, or an object: `command` (to copy), or `text` that links to `run` (a stage or evaluation) and its `line` or `step`.
@@ -130,7 +131,17 @@ class TrainAnswers(NamedTuple):
             return [f"Difference {_signed(main['difference'])}, {equal_words(main)}. {seed}"]
         side = {1: "is above 0", -1: "is below 0"}.get(main["direction"], "includes 0")
         examples = f", paired over {counted(main['examples'], 'example')}" if main["examples"] else ""
-        return [f"The 95% interval of the difference, {change_words(main)}{examples}, {side}. {seed}"]
+        scripts = [self._difference_from(script) for script in self._weakest_and_best()]
+        others = f" In the same way, {' and '.join(filter(None, scripts))}." if any(scripts) else ""
+        return [f"The 95% interval of the difference from base, {change_words(main)}{examples}, {side}.{others} {seed}"]
+
+    def _weakest_and_best(self) -> list[ResultRow]:
+        scripts = self.results.scripts(self.kept.condition)
+        return scripts if len(scripts) < 2 else [scripts[0], scripts[-1]]
+
+    def _difference_from(self, script: ResultRow) -> str:
+        main = self.results.difference(script, self.kept.row, self.kept.condition)
+        return "" if main is None else f"{change_words(main)} from {script.name}"
 
     def _rl_alone(self) -> list[Part]:
         """Return the change by each RL stage under each condition."""
@@ -176,44 +187,53 @@ class TrainAnswers(NamedTuple):
         return parts
 
     def _length(self) -> list[Part]:
-        """Compare the lengths of all models' replies; a condition with sampling shows more than greedy decoding."""
+        """Compare the lengths of the last two trained models' replies; sampling shows more than greedy decoding."""
         condition = self.kept.condition
-        rows = [row for row in [self._base, *self._trained] if row is not None and condition in row.conditions]
-        lengths = {row.name: self.results.lengths(row, condition) for row in rows}
-        per_reply = [length.tokens_per_reply for length in lengths.values()]
-        if per_reply[-1] is None:
+        rows = [row for row in self._trained if condition in row.conditions][-2:]
+        lengths = [self.results.lengths(row, condition) for row in rows]
+        per_reply = [length.tokens_per_reply for length in lengths]
+        if not rows or per_reply[-1] is None:
             return []
-        verdict = ""
-        if len(self._trained) > 1 and per_reply[-2]:
+        facts = [f"{one_decimal(tokens)} tokens {phase(row)}" for row, tokens in zip(rows, per_reply, strict=True)]
+        change = ""
+        if len(rows) > 1 and per_reply[-2]:
             ratio = per_reply[-1] / per_reply[-2]
-            change = "kept their length"
+            change = "Replies kept their length: "
             if ratio > LONGER:
-                change = "got longer"
+                change = "Replies got longer: "
             elif ratio < 1 / LONGER:
-                change = "got shorter"
-            verdict = f"In the last stage replies {change}. "
-        names = ", ".join(lengths)
-        turns = [length.turns for length in lengths.values()]
-        facts = [f"tokens per reply {_listed(per_reply)}"]
-        if any(value != 1 for value in turns):
-            facts.append(f"turns per rollout {_listed(turns)}")
-            facts.append(f"tokens per rollout {_listed(length.tokens for length in lengths.values())}")
-        facts.append(f"truncated {_listed_shares(length.truncated for length in lengths.values())}")
-        return [f"{verdict}{names}{_in_brackets(condition)}: {'; '.join(facts)}."]
+                change = "Replies got shorter: "
+        sentences = [f"{change or 'Length of replies: '}{', '.join(facts)}{_in_brackets(condition)}."]
+        if any(length.turns != 1 for length in lengths):
+            sizes = [f"{one_decimal(length.tokens)} tokens in {one_decimal(length.turns)} turns" for length in lengths]
+            sentences.append(f"Rollouts: {', '.join(sizes)}.")
+        sentences.append(f"Truncated: {_listed_shares(length.truncated for length in lengths)}.")
+        return [" ".join(sentences)]
 
     def _problems(self) -> list[Part]:
-        diagnoses = " ".join(f"Diagnosis of {text}" for text in self.diagnoses)
-        parts: list[Part] = [diagnoses or "No diagnosis: no stage had a problem that rove knows."]
-        alerts = [(stage, alert) for stage in self.stages for alert in stage["alerts"]]
-        if diagnoses and not diagnoses.endswith((".", "!", "?")):
-            parts.append(".")
+        sentences = [f"{note[0].upper()}{note[1:]}." for note in self.results.folder.start_notes()]
+        sentences += [
+            f"Diagnosis of {text}" if text.endswith((".", "!", "?")) else f"Diagnosis of {text}."
+            for text in self.diagnoses
+        ]
+        if not self.diagnoses:
+            sentences.append("No diagnosis: no stage had a problem that rove knows.")
+        alerts: dict[str, list[Part]] = {}
+        for stage in self.stages:
+            for alert in stage["alerts"]:
+                link = {"text": f"{stage['title']}, step {alert['step']}", "run": stage["name"], "step": alert["step"]}
+                alerts.setdefault(alert["id"], []).append(link)
         if not alerts:
-            return [*parts, " No alert."]
-        parts.append(f" {counted(len(alerts), 'alert')} (a warning about a single step):")
-        for stage, alert in alerts[-MAX_ALERTS:]:
-            link = {"text": f"{stage['title']}, step {alert['step']}", "run": stage["name"], "step": alert["step"]}
-            parts += [" ", link, f": {alert['id']}"]
-        return [*parts, "."]
+            sentences.append("No alert.")
+        parts: list[Part] = [" ".join(sentences)]
+        for kind, links in list(alerts.items())[-MAX_ALERTS:]:
+            info = registry().get(kind)
+            meaning = f" ({info.title})" if info is not None else ""
+            parts.append(f" Alert {kind}{meaning}: ")
+            for link in links[:MAX_ALERTS]:
+                parts += [link, "; "]
+            parts[-1] = "."
+        return parts
 
     def _kept_stage(self) -> JsonMapping | None:
         """Return the stage that made the kept model."""
@@ -289,10 +309,6 @@ def _signed(value: float) -> str:
 
 def _in_brackets(condition: str) -> str:
     return f" ({condition})" if condition else ""
-
-
-def _listed(values: Iterable[float | None]) -> str:
-    return ", ".join(one_decimal(value) for value in values)
 
 
 def _listed_shares(shares: Iterable[float | None]) -> str:

@@ -101,11 +101,15 @@ def _change(name: str, curve: Sequence[tuple[object, float]], better: int) -> li
         return [f"{text[0].upper()}{text[1:]}."]
     verb = "rose" if change > 0 else "fell"
     sentences = [f"The {name} {verb} {span}, {limits}."]
-    best_of = max if better > 0 else min
-    best_step, best = best_of(curve, key=lambda point: point[1])
-    lost = better * (best - end)
-    if lost > MAX_LOSS_SINCE_BEST * (max(values) - min(values)) and best_step != curve[-1][0]:
-        sentences.append(str(Finding("worse_since_best", f"the best step was {best_step} with {number(best)}")))
+    # A mean over as many steps as at the end: the best single step is often only a lucky one.
+    windows = [values[i : i + len(last)] for i in range(len(values) - len(last) + 1)]
+    best = max(range(len(windows)), key=lambda i: better * fmean(windows[i]))
+    lost = better * (fmean(windows[best]) - end)
+    noise = Z * math.hypot(standard_errors[1], stdev(windows[best]) / math.sqrt(len(last)))
+    if lost > max(noise, MAX_LOSS_SINCE_BEST * (max(values) - min(values))):
+        steps = f"steps {curve[best][0]} to {curve[best + len(last) - 1][0]}"
+        text = f"the best mean of {counted(len(last), 'step')} was {number(fmean(windows[best]))}, in {steps}"
+        sentences.append(str(Finding("worse_since_best", text)))
     return sentences
 
 
@@ -142,10 +146,10 @@ def _held_out(rows: Rows) -> list[str]:
         low, high = last.get(f"{prefix}interval_low"), last.get(f"{prefix}interval_high")
         has_interval = isinstance(low, (int, float)) and isinstance(high, (int, float))
         limits = f" [{number(low)}, {number(high)}]" if has_interval else ""
-        step, best = max(curve, key=lambda point: point[1])
+        step, best = max(reversed(curve), key=lambda point: point[1])
         ended = f"ended at {number(curve[-1][1])}{limits}"
         began = f"began at {number(curve[0][1])}"
-        sentences.append(f"Held-out reward of {match[1]}: {began}, {ended}; best {number(best)} at step {step}.")
+        sentences.append(f"Held-out reward of {match[1]}: {began}, {ended}; best {number(best)}, last at step {step}.")
         sentences += _held_out_responses(rows, match[1])
     return sentences
 

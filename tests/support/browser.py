@@ -37,10 +37,11 @@ def serving(folder: Path, *words: str) -> Iterator[str]:
     with in_its_own(folder, *words, "--port", "0") as process:
         try:
             assert process.stdout is not None
-            line = process.stdout.readline()
-            match = re.search(r"http://\S+", line)
-            assert match, line
-            yield match[0]
+            # Commands that load a model first say on which device.
+            urls = (match[0] for line in process.stdout if (match := re.search(r"http://\S+", line)))
+            url = next(urls, None)
+            assert url is not None, "the command has ended without an address"
+            yield url
         finally:
             process.terminate()
 

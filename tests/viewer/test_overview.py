@@ -71,11 +71,18 @@ def test_noise_and_too_few_steps_are_not_reported_as_progress():
     assert training_verdict([], {}) == []
 
 
+def test_a_single_lucky_step_is_no_fall_of_the_reward():
+    reward = [0.2 + noise for noise in NOISE] + [1.0] + [0.8 + noise for noise in NOISE]
+    assert len(training_verdict(curve(reward__mean=reward), {})) == 1
+
+
 def test_a_fall_of_the_reward_and_an_entropy_collapse_are_reported():
     reward = [0.5 + noise for noise in NOISE] + [1.0] * 5 + [0.1 + noise for noise in NOISE]
     rows = curve(reward__mean=reward, entropy__all__mean=[1.0] * 12 + [0.01] * 13)
     first, peak, entropy, alerts = training_verdict(rows, {}, [{"step": 13, "id": "entropy_collapse"}])
-    assert "The reward fell" in first and "worse_since_best: the best step was 11 with 1.000" in peak
+    assert (
+        "The reward fell" in first and "worse_since_best: the best mean of 10 steps was 0.750, in steps 6 to 15" in peak
+    )
     assert entropy == "Entropy went from 1.000 to 0.010 nats per token."
     assert alerts == "1 alert: entropy_collapse (from step 13)."
 

@@ -72,6 +72,10 @@ def test_scripted_policies_show_whether_the_model_has_learned(tmp_path: Path, so
     [learned] = answers["Learned"]
     assert learned.startswith(f"{verdict} from before training (base) to after RL: ")
     assert learned.endswith("For comparison, scripted policies: scripted:guesser 0.283, scripted:oracle 1.200.")
+    assert (
+        "In the same way, +" in answers["Certain"][0]
+        and " from scripted:oracle. This is one run" in answers["Certain"][0]
+    )
     size, link, _ = answers["Still wrong"]
     assert size == (
         f"+ RL, greedy: in {60 - solved} of 60 examples it earns less than scripted:oracle; the largest loss: 0.200 where that "
@@ -97,7 +101,7 @@ def test_the_page_answers_what_one_asks_about_a_training(store: RunStore, tmp_pa
         "the best reward of any rollout is 1.200."
     ]
     [certain] = answers["Certain"]
-    assert certain.startswith("The 95% interval of the difference, +0.950 [")
+    assert certain.startswith("The 95% interval of the difference from base, +0.950 [")
     assert certain.endswith(
         "], paired over 60 examples, is above 0. This is one run, seed 3: another seed may end with another reward."
     )
@@ -115,8 +119,7 @@ def test_the_page_answers_what_one_asks_about_a_training(store: RunStore, tmp_pa
     assert list(mistakes["fields"]) == ["level"]
     assert [row[5:] for row in page["values"]] == [("5.0", "1.0", "5.0", "0.0%")] * 3
     assert answers["Length"] == [
-        "In the last stage replies kept their length. "
-        "base, + SFT, + RL (greedy): tokens per reply 5.0, 5.0, 5.0; truncated 0.0%, 0.0%, 0.0%."
+        "Replies kept their length: 5.0 tokens after SFT, 5.0 tokens after RL (greedy). Truncated: 0.0%, 0.0%."
     ]
     assert answers["Problems"][0].startswith("Diagnosis of rl1: ")
     path = str(tmp_path / "runs" / "mine" / "rl1" / "final")

@@ -144,7 +144,7 @@ function size(run) {
 
 /** The latest evaluation of each model in each environment, with its interval. */
 function matrix({ models, envs, cells }, ranges) {
-  if (!models.length) return el("p", {}, "No evaluation has a reward yet.");
+  if (!models.length) return el("p", {}, "No evaluation outside of training runs has a reward yet.");
   const square = (found, env) => found && el("td", {}, el("a", { href: address("run", { run: found.name }) }, rewardPill(found.reward.mean, ranges[env] ?? [0, 1], found.reward.mean.toFixed(3))), el("div", { class: "note" }, range(found.reward)), found.runs > 1 && el("div", { class: "note" }, `latest of ${found.runs}`));
   const rows = models.map((model, i) => el("tr", {}, el("th", { scope: "row" }, model), envs.map((env, j) => square(cells[i][j], env) ?? el("td", {}, NONE))));
   return [el("p", { class: "note" }, "Mean reward with its 95% interval, colored on the range of each environment."), table(["model", ...envs], rows, "plain matrix")];

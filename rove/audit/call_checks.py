@@ -30,7 +30,6 @@ from rove.core.findings import Finding, Severity
 from rove.core.messages import AssistantMessage, Message, Messages, text_of
 from rove.core.plain import JsonObject
 from rove.core.state import State, bookkeeping
-from rove.envs.tool import example_call
 
 MAX_TOOLS, MAX_ARGUMENTS = 4, 6
 """Maximum number of tools whose calls are left out, and of arguments that are changed."""
@@ -488,7 +487,7 @@ def _sequence(names: Sequence[str], prompts: Sequence[str]) -> Policy:
         tool = by_name.get(names[turn % len(names)])
         if tool is None:
             return ""
-        call = with_values(example_call(tool, f"call_{turn}"), prompts[int(state["example_id"]) % len(prompts)])
+        call = with_values(tool, f"call_{turn}", prompts[int(state["example_id"]) % len(prompts)])
         return AssistantMessage(None, tool_calls=[call])
 
     return policy

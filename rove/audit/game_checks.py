@@ -103,8 +103,8 @@ def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
         "echo": lambda messages, state, rng: last_message(messages),
         "echo in the form": lambda messages, state, rng: form(last_message(messages)[:40]),
         "cycle": cycle,
-        "first listed action": first_listed,
-        "last listed action": last_listed,
+        "what the last message names first": first_listed,
+        "what the last message names last": last_listed,
         "last bracket": last_bracket,
         "give up": constant(form("give up")),
         "count up from 0": lambda messages, state, rng: form(str(len(bookkeeping(state).trajectory))),
@@ -280,7 +280,7 @@ async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[F
         comparison = "the best scripted policy" if base.honest else "a full reward"
         yield worst.finding(
             "blind-game",
-            f"the policy '{worst.name}' ignores the environment and earns {worst.mean:.3f}; {comparison} earns {base.full:.3f}, "
+            f"the policy '{worst.name}', which does not do the task, earns {worst.mean:.3f}; {comparison} earns {base.full:.3f}, "
             f"'{base.floor.name}' {base.floor.mean:.3f}",
             Severity.HIGH if is_severe else Severity.MEDIUM,
             floor=base.floor.mean,

@@ -24,6 +24,7 @@ from rove.audit.replies import (
 )
 from rove.audit.reward_checks import VARIANT, corrupted
 from rove.audit.subject import FEW_TURNS, Measured, Policy, Subject, evidence, is_worker_failure
+from rove.audit.tool_checks import calls_with_values
 from rove.core.errors import InfraError
 from rove.core.findings import Finding, Severity
 from rove.core.messages import text_of
@@ -212,22 +213,7 @@ async def check_determinism(
     another: Callable[[dict[str, str]], Environment],
 ) -> AsyncIterator[Finding]:
     """Yield a finding if the same replies get different rewards when they are repeated, in this or another process."""
-    guess = other_answer(subject.answers, base.form) if subject.answers else constant(base.form("1"))
-    policies: dict[str, Policy] = {"wrong answer": guess}
-    if subject.answers:
-        policies |= {
-            "right answer": from_answer(base.form),
-            "several answers": from_answer(
-                lambda answer: base.form(f"{answer}, {' '.join(reversed(answer.split()))} or 12.5")
-            ),
-            "half of the answer": from_answer(lambda answer: base.form(answer[: (len(answer) + 1) // 2])),
-            "long reply": from_answer(lambda answer: f"{LONG_REPLY}\n{base.form(answer)}"),
-        }
-    policies |= dict(list(subject.env.policies.items())[:1])
-    if base.is_retried and not base.honest:
-        # An opponent that draws at random shows its moves only to a player who makes valid ones.
-        moves = blind_policies(base.form, actions_of(base))
-        policies |= {name: moves[name] for name in ("cycle", "count up from 1")}
+    policies = _repeated_policies(subject, base)
     for name, policy in policies.items():
         # the environment's policies ran first of all: state that rollouts share has changed since
         earlier = next((measured for measured in base.honest if measured.name == f"policy {name}"), None)
@@ -257,6 +243,29 @@ async def check_determinism(
     subject.rollouts += other_subject.rollouts
     if finding is not None:
         yield finding
+
+
+def _repeated_policies(subject: Subject, base: Baseline) -> dict[str, Policy]:
+    """Return the policies whose rollouts are repeated."""
+    guess = other_answer(subject.answers, base.form) if subject.answers else constant(base.form("1"))
+    policies: dict[str, Policy] = {"wrong answer": guess}
+    if subject.answers:
+        policies |= {
+            "right answer": from_answer(base.form),
+            "several answers": from_answer(
+                lambda answer: base.form(f"{answer}, {' '.join(reversed(answer.split()))} or 12.5")
+            ),
+            "half of the answer": from_answer(lambda answer: base.form(answer[: (len(answer) + 1) // 2])),
+            "long reply": from_answer(lambda answer: f"{LONG_REPLY}\n{base.form(answer)}"),
+        }
+    policies |= dict(list(subject.env.policies.items())[:1])
+    if base.is_retried and not base.honest:
+        # An opponent that draws at random shows its moves only to a player who makes valid ones.
+        moves = blind_policies(base.form, actions_of(base))
+        policies |= {name: moves[name] for name in ("cycle", "count up from 1")}
+    if base.tools and not base.honest:
+        policies["calls with values of the prompt"] = calls_with_values
+    return policies
 
 
 def _mixed_variants(subject: Subject) -> list[tuple[str, Measured]]:

@@ -21,6 +21,7 @@ from rove.audit.baseline import (
     paired_differences,
 )
 from rove.audit.findings import shortened
+from rove.audit.options import choices_by_looks
 from rove.audit.replies import (
     ABSTENTION,
     ALL_TAGS,
@@ -100,6 +101,10 @@ TOLERABLE = {"one more", "nonsense appended", "nonsense in front", "written twic
 """Errors that a stated tolerance, or a search for the answer in a sentence, may allow: the last three keep the right answer."""
 RIGHT_ONE_FIRST = {"retraction", "negation", "alternative"}
 """Hedges that name no other answer, or name it after the right one."""
+TAKES_BACK = {"retraction", "negation"}
+"""Hedges that name no other answer."""
+WORDS_OF_TEXT = 4
+"""Number of words from which an answer is a text."""
 TOLERANCE = re.compile(r"approximat|rough|tolerance|within \d|estimate|±", re.IGNORECASE)
 """Words of a prompt that allow an answer to be off."""
 
@@ -118,6 +123,7 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
         is_judged: Whether a scripted judge decides; results with other rows' answers, or without any, then mean little.
     """
     replies = blind_replies(base.form, subject.answers, base.prompts) | special_values(base.form)
+    replies |= choices_by_looks(base.form, base.prompts)
     empty = empty_replies(subject.answers)
     measured: list[Measured] = []
     tried: dict[str, Measured] = {}
@@ -377,13 +383,19 @@ async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Findi
         # also finds it after another one.
         only_adds_words = {hedge.name for hedge in paid} <= RIGHT_ONE_FIRST
         is_partial = only_adds_words and worst.mean < base.right_answer.mean - 1e-6
+        # A grader that looks for facts in a text cannot read that they are taken back; only a judge could.
+        is_text = {hedge.name for hedge in paid} <= TAKES_BACK and _num_words(subject.answers) >= WORDS_OF_TEXT
         yield worst.finding(
             "hedging",
             f"replies that give several answers, or take one back, earn {worst.mean:.3f} "
             f"(right answers {base.full:.3f}): {names}",
-            Severity.LOW if is_partial else Severity.HIGH,
+            Severity.LOW if is_partial or is_text else Severity.HIGH,
             floor=base.floor.mean,
         )
+
+
+def _num_words(answers: Sequence[object]) -> float:
+    return statistics.median(len(str(answer).split()) for answer in answers)
 
 
 async def check_own_answer(subject: Subject, base: Baseline, is_cheap: bool = True) -> AsyncIterator[Finding]:

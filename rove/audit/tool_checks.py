@@ -33,7 +33,7 @@ from rove.audit.traces import (
 )
 from rove.core.findings import Finding, Severity
 from rove.core.messages import AssistantMessage, Message, Messages, text_of
-from rove.core.plain import JsonObject
+from rove.core.plain import JsonMapping, JsonObject
 from rove.core.state import State, bookkeeping
 from rove.envs.tool import example_call
 
@@ -52,6 +52,11 @@ ERROR = re.compile(
 
 VALUE = re.compile(r"-?\d+(?:\.\d+)?(?!\w)|'[^']{1,60}'|\"[^\"]{1,60}\"")
 """Numbers and quoted texts of an error message."""
+EXAMPLE = re.compile(
+    r"(?:such as|for example|for instance|e\.g\.|like)[:,]?\s+"
+    r"(?:\"([^\"]{1,40})\"|'([^']{1,40})'|`([^`]{1,40})`|([\w.:/#-]*\d[\w:/#-]*))"
+)
+"""An example in the description of an argument, such as "4 March"."""
 SELECT = re.compile(r"\s*SELECT\b", re.IGNORECASE)
 TABLE = re.compile(r"\b(?:FROM|JOIN)\s+(\w+)", re.IGNORECASE)
 FIXED_ANSWERS = ("0", "none")
@@ -396,7 +401,7 @@ def _calls_with_row_values(messages: Messages, state: State, rng: random.Random)
     turn = len(bookkeeping(state).trajectory)
     if turn >= min(2 * CALL_TURNS, len(tools)):
         return "ok"
-    call = with_values(example_call(tools[turn], f"call_{turn}"), last_of_prompt(state["prompt"]))
+    call = with_values(tools[turn], f"call_{turn}", last_of_prompt(state["prompt"]))
     return AssistantMessage(None, tool_calls=[call])
 
 
@@ -405,7 +410,7 @@ def _moves_with_row_values(base: Baseline) -> dict[int, Moves]:
     moves: dict[int, Moves] = {}
     for record in base.idle.records:
         prompt = last_of_prompt(record.prompt)
-        calls = [with_values(example_call(tool, "call"), prompt) for tool in base.tools]
+        calls = [with_values(tool, "call", prompt) for tool in base.tools]
         moves[record.example_id] = [AssistantMessage(None, tool_calls=[call]) for call in calls]
     return moves
 
@@ -415,8 +420,13 @@ def last_of_prompt(prompt: Any) -> str:
     return prompt if isinstance(prompt, str) else last_message(prompt)
 
 
-def with_values(call: JsonObject, prompt: str) -> JsonObject:
-    """Fill the arguments of a call with the names and numbers that a prompt is about, in their order."""
+def with_values(tool: JsonMapping, call_id: str, prompt: str, attempt: int = 0) -> JsonObject:
+    """Return a call of a tool with the names and numbers that a prompt is about as arguments, in their order.
+
+    Args:
+        tool: The tool's definition in OpenAI's form.
+        attempt: Which of the values counts that look like the example in an argument's description, from 0.
+    """
     names = re.findall(r"\b(?=[\w-]*\d)(?=[\w-]*[A-Za-z])[\w-]+\b", prompt)
     if not names:
         # The first capitalized word usually begins the sentence, and is not a name.
@@ -424,17 +434,55 @@ def with_values(call: JsonObject, prompt: str) -> JsonObject:
     numbers = re.findall(r"\b\d+\b", prompt) or re.findall(r"\d+", prompt)
     words = iter(names or numbers)
     amounts = iter(numbers)
+    call = example_call(tool, call_id)
+    properties = tool["function"].get("parameters", {}).get("properties", {})
     values: JsonObject = {}
     for name, value in arguments_of(call).items():
         values[name] = value
-        named = _named_value(name, prompt)
-        if isinstance(value, str) and named:
-            values[name] = named
-        elif isinstance(value, str) and (names or numbers):
-            values[name] = next(words, (names or numbers)[-1])
+        if isinstance(value, str):
+            alike = values_like_example(str(properties.get(name, {}).get("description", "")), prompt)
+            named = alike[attempt % len(alike)] if alike else _named_value(name, prompt)
+            if named:
+                values[name] = named
+            elif names or numbers:
+                values[name] = next(words, (names or numbers)[-1])
         elif type(value) in (int, float) and numbers:
             values[name] = int(next(amounts, numbers[-1]))
     return {**call, "function": {**call["function"], "arguments": json.dumps(values)}}
+
+
+def values_like_example(description: str, prompt: str) -> list[str]:
+    """Return the texts of a prompt that look like the example in an argument's description: "4 May" for 'such as "30 June"'."""
+    found = EXAMPLE.search(description)
+    if found is None:
+        return []
+    example = next(filter(None, found.groups()))
+    # An example of small letters only looks like every word.
+    if not re.search(r"[A-Z\d]", example):
+        return []
+    pattern = "".join(_like(part) for part in re.findall(r"\d+|[A-Z]\w*|[a-z]\w*|.", example))
+    return list(dict.fromkeys(re.findall(rf"(?<!\w){pattern}(?!\w)", prompt)))
+
+
+def _like(part: str) -> str:
+    """Return a pattern for a part of an example: any number for a number, any word for a word."""
+    if part.isdigit():
+        return r"\d+"
+    if part[0].isalpha():
+        return r"[A-Z]\w*" if part[0].isupper() else r"[a-z]\w*"
+    return re.escape(part)
+
+
+def calls_with_values(messages: Messages, state: State, rng: random.Random) -> str | Message:
+    """Call all tools in turn, each time with other values of the prompt that fit their descriptions."""
+    tools = bookkeeping(state).tools or []
+    turn = len(bookkeeping(state).trajectory)
+    if not tools or turn >= 2 * CALL_TURNS:
+        return "ok"
+    tool = tools[turn % len(tools)]
+    prompt = last_of_prompt(state["prompt"])
+    call = with_values(tool, f"call_{turn}", prompt, attempt=turn // len(tools))
+    return AssistantMessage(None, tool_calls=[call])
 
 
 def _named_value(argument: str, prompt: str) -> str:

@@ -213,8 +213,8 @@ async def test_a_refused_form_is_shown_with_the_reply_that_was_refused() -> None
 
 
 def test_a_tool_without_parameters_has_a_call_without_arguments() -> None:
-    call = example_call({"type": "function", "function": {"name": "look"}}, "call_0")
-    assert arguments_of(call) == {} == arguments_of(with_values(call, "Order R500"))
+    tool = {"type": "function", "function": {"name": "look"}}
+    assert arguments_of(example_call(tool, "call_0")) == {} == arguments_of(with_values(tool, "call_0", "Order R500"))
     assert arguments_of({"function": {"name": "look", "arguments": "{order:"}}) == {}
 
 
@@ -265,3 +265,26 @@ async def test_a_reply_without_content_beside_replies_to_other_rows(
 ) -> None:
     reported = await findings(check_blind_replies, digests(pays_for_nothing, needs_row, refused))
     assert ["has no content" in finding.text for finding in reported] == [True] * is_found
+
+
+@pytest.mark.parametrize(("words", "severity"), [(1, Severity.HIGH), (5, Severity.LOW)])
+async def test_a_grader_that_looks_for_facts_cannot_read_that_they_are_taken_back(
+    words: int, severity: Severity
+) -> None:
+    def names_all(completion: Any, answer: str, info: Any) -> float:
+        used = set(re.findall(r"\w+", text(completion)))
+        return float(used.issuperset(answer.split()) and used.isdisjoint(info["wrong"]))
+
+    rows = []
+    for number in range(40):
+        chosen = random.Random(number).sample(WORDS, 2 * words)
+        rows.append(
+            {
+                "question": f"List {number}.",
+                "answer": " ".join(chosen[:words]),
+                "info": {"wrong": list(set(WORDS) - set(chosen[:words]))},
+            }
+        )
+    env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([names_all]))
+    reported_findings = await findings(check_hedging, env)
+    assert [finding.severity for finding in reported_findings] == [severity]

@@ -215,6 +215,41 @@ async def test_an_opponent_whose_moves_depend_on_earlier_games(is_found: bool) -
     assert ["other messages" in finding.text for finding in reported_findings] == [True] * is_found
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_bookings_that_all_rollouts_share_without_policies(is_shared: bool) -> None:
+    booked_before: set[str] = set()
+
+    class Calendar(vf.StatefulToolEnv):
+        def __init__(self) -> None:
+            rows = [{"question": f"Book an hour on {day} May: 10:00 or 11:00.", "answer": "?"} for day in range(1, 31)]
+            super().__init__(dataset=rows, rubric=vf.Rubric([lambda state: 0.0]), max_turns=5)
+            self.add_tool(self.book, args_to_skip=["booked"])
+
+        def update_tool_args(self, tool_name: str, tool_args: Any, messages: Any, state: Any, **kwargs: Any) -> Any:
+            booked = booked_before if is_shared else state.setdefault("booked", set())
+            return {**tool_args, "booked": booked}
+
+        def book(self, day: str, hour: str, booked: Any) -> str:
+            """Book an hour.
+
+            Args:
+                day: Day and month, such as "30 June".
+                hour: Full hour, for example "21:00".
+            """
+            if hour not in ("10:00", "11:00") or not day.endswith("May") or f"{day} {hour}" in booked:
+                raise ValueError("not available")
+            booked.add(f"{day} {hour}")
+            return "booked"
+
+    env = Calendar()
+
+    def same_environment(variables: dict[str, str]) -> vf.Environment:
+        return env
+
+    reported_findings = await findings(check_determinism, env, same_environment)
+    assert ["other messages" in finding.text for finding in reported_findings] == [True] * is_shared
+
+
 class Form(vf.MultiTurnEnv):
     """Two fields that have to be filled in; with `pays_each_time`, each right entry is paid, also the same one again."""
 

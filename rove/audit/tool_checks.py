@@ -50,7 +50,7 @@ ERROR = re.compile(
 """Words of a message about a call that failed."""
 
 
-VALUE = re.compile(r"-?\d+(?:\.\d+)?(?!\w)|'[^']{1,60}'|\"[^\"]{1,60}\"")
+VALUE = re.compile(r"-?\d{1,40}(?:\.\d{1,40})?(?!\w)|'[^']{1,60}'|\"[^\"]{1,60}\"")
 """Numbers and quoted texts of an error message."""
 EXAMPLE = re.compile(
     r"(?:such as|for example|for instance|e\.g\.|like)[:,]?\s+"
@@ -357,11 +357,12 @@ def _values_of_errors(
 
 
 def _typed(text: str, value: Any) -> Any:
-    """Return a text as a number if `value` is one."""
+    """Return a text as a number if `value` is one: the message decides whether it has decimals."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return text.strip("'\"")
-    number = re.fullmatch(r"-?\d+(\.\d+)?", text)
-    return value if number is None else type(value)(float(text))
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    return float(text) if re.fullmatch(r"-?\d+\.\d+", text) else value
 
 
 def _errors(completion: list[Any]) -> list[Any]:

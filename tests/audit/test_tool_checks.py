@@ -289,11 +289,15 @@ async def test_a_call_without_numbers_has_no_neutral_values() -> None:
     assert await findings(check_values_of_errors, Choice()) == []
 
 
-@pytest.mark.parametrize("is_stated", [False, True])
-async def test_an_error_that_states_the_right_amount_without_policies_and_answers(is_stated: bool) -> None:
+@pytest.mark.parametrize(("is_stated", "price"), [(False, 17), (True, 17), (True, 17.25)])
+async def test_an_error_that_states_the_right_amount_without_policies_and_answers(
+    is_stated: bool, price: float
+) -> None:
     class Till(vf.StatefulToolEnv):
         def __init__(self) -> None:
-            rows = [{"question": f"Pay order R-{number}.", "info": {"due": 17 * number}} for number in range(100, 130)]
+            rows = [
+                {"question": f"Pay order R-{number}.", "info": {"due": price * number}} for number in range(101, 131, 2)
+            ]
             rubric = vf.Rubric([lambda state: float(state["paid"])])
             super().__init__(dataset=rows, rubric=rubric, max_turns=8)
             self.add_tool(self.pay, args_to_skip=["state"])
@@ -304,18 +308,18 @@ async def test_an_error_that_states_the_right_amount_without_policies_and_answer
         def update_tool_args(self, tool_name: str, tool_args: Any, messages: Any, state: Any, **kwargs: Any) -> Any:
             return {**tool_args, "state": state}
 
-        def pay(self, order: str, cents: int, state: Any) -> str:
+        def pay(self, order: str, amount: float, state: Any) -> str:
             """Pay an order.
 
             Args:
                 order: Number of the order.
-                cents: Amount.
+                amount: Amount.
             """
             due = state["info"]["due"]
             if not state["prompt"][-1].content.endswith(f"{order}."):
                 raise ValueError("no such order")
-            if cents != due:
-                raise ValueError(f"{cents} booked, {due} due" if is_stated else "a wrong amount")
+            if amount != due:
+                raise ValueError(f"{amount} booked, {due} due" if is_stated else "a wrong amount")
             state["paid"] = True
             return "paid"
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rove.audit.answer_checks import can_compare_variants, check_hedging, check_monotonicity, check_own_answer
 from rove.audit.baseline import Baseline, measure_baseline, visible_share
 from rove.audit.call_checks import (
     check_listed_items,
@@ -64,15 +65,7 @@ from rove.audit.replay_checks import (
     check_repeatable_rewards,
 )
 from rove.audit.replies import LOG_VARIABLE
-from rove.audit.reward_checks import (
-    can_compare_variants,
-    check_blind_replies,
-    check_hedging,
-    check_length,
-    check_monotonicity,
-    check_own_answer,
-    check_statistics,
-)
+from rove.audit.reward_checks import check_blind_replies, check_length, check_statistics
 from rove.audit.search import search
 from rove.audit.source_texts import check_source_texts
 from rove.audit.subject import Inconclusive, OutOfTime, RolloutsFail, Subject, reward_of

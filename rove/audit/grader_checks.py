@@ -7,6 +7,7 @@ import statistics
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from rove.audit.answer_checks import VARIANT, corrupted
 from rove.audit.baseline import Baseline
 from rove.audit.findings import shortened
 from rove.audit.game_checks import actions_of, blind_policies
@@ -22,7 +23,6 @@ from rove.audit.replies import (
     other_answer,
     payload,
 )
-from rove.audit.reward_checks import VARIANT, corrupted
 from rove.audit.subject import FEW_TURNS, Measured, Policy, Subject, evidence, is_worker_failure
 from rove.audit.tool_checks import calls_with_values
 from rove.core.errors import InfraError

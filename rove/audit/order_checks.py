@@ -7,9 +7,10 @@ import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from fractions import Fraction
 
+from rove.audit.answer_checks import can_compare_variants
 from rove.audit.baseline import Baseline, is_higher
 from rove.audit.replies import from_answer
-from rove.audit.reward_checks import HIGH_SHARE, PAID_SHARE, can_compare_variants
+from rove.audit.reward_checks import HIGH_SHARE, PAID_SHARE
 from rove.audit.subject import Measured, Subject, evidence, highest, reward_of
 from rove.audit.tool_checks import ERROR
 from rove.core.findings import Finding, Severity

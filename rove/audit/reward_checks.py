@@ -1,12 +1,9 @@
-"""Checks of rewards: whether replies that do not do the task earn rewards, and whether replies that do the task earn the full
-reward.
-"""
+"""Checks of rewards: whether replies that do not do the task earn rewards, and what rewards depend on."""
 
 from __future__ import annotations
 
 import math
 import random
-import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -28,11 +25,7 @@ from rove.audit.replies import (
     NUMBER,
     REASONING,
     blind_replies,
-    corrections,
-    corruptions,
     empty_replies,
-    from_answer,
-    hedges,
     shown_example,
     special_values,
     wrong,
@@ -45,7 +38,6 @@ from rove.audit.subject import (
     Subject,
     evidence,
     highest,
-    measure_promising,
     reward_of,
 )
 from rove.audit.traces import moves_by_row, of_other_row, replayed
@@ -65,8 +57,6 @@ BALANCED_SHARE = 0.45
 """It is of medium severity if a constant answer earns this share of what a right answer earns above equal frequencies."""
 ANY_REPLY = ("format with a dot", "nonsense in the format", "unsure", "very long")
 """Replies that have nothing in common: a reward for all of them is paid for any reply."""
-HEDGE_SHARE = 0.8
-"""A hedge counts as paid if it earns at least this share of the range of rewards; partial credit pays less."""
 FREQUENT_SHARE = 0.4
 """It is a finding if more than this share of the rows have the same answer."""
 CONSTANT_SHARE = 0.9
@@ -80,10 +70,6 @@ EXCESS = 0.25
 """Wrong answers may earn the share of the reward that they have in common with the right answer, plus less than this."""
 ROUNDING = 0.01
 """Partial credit may exceed the common share by this much, because each grader compares answers in its own way."""
-MISSED_SHARE = 0.05
-"""It is a finding if the own answers of more than this share of the rows do not earn the full reward."""
-MANY_ROWS, MIN_REFUSED = 300, 2
-"""Number of rows whose own answers are tried in tasks of one turn, and number of refused ones that are a finding in any case."""
 MIN_REPLIES = 15
 """Minimum number of different replies to a row after which its lowest reward counts as the reward of any reply."""
 ROW_SHARE, MIN_ROWS = 0.1, 3
@@ -95,18 +81,6 @@ MOST_ROWS = 0.8
 """Share of the rows in which a reply without content must earn more than a good reply to another row."""
 MAX_LISTED = 4
 """Maximum number of replies listed in a finding."""
-VARIANT = "answer with "
-"""Beginning of the names of policies that give a wrong variant of the answer."""
-TOLERABLE = {"one more", "nonsense appended", "nonsense in front", "written twice"}
-"""Errors that a stated tolerance, or a search for the answer in a sentence, may allow: the last three keep the right answer."""
-RIGHT_ONE_FIRST = {"retraction", "negation", "alternative"}
-"""Hedges that name no other answer, or name it after the right one."""
-TAKES_BACK = {"retraction", "negation"}
-"""Hedges that name no other answer."""
-WORDS_OF_TEXT = 4
-"""Number of words from which an answer is a text."""
-TOLERANCE = re.compile(r"approximat|rough|tolerance|within \d|estimate|±", re.IGNORECASE)
-"""Words of a prompt that allow an answer to be off."""
 
 
 def severity_of(share: float) -> Severity:
@@ -360,154 +334,6 @@ def _is_own_answer(record: RolloutRecord, answer_of_reply: Mapping[str, str]) ->
 
 def _first_reply(record: RolloutRecord) -> str:
     return next((text_of(message) for message in record.completion if message["role"] == "assistant"), "")
-
-
-async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding about hedges that earn nearly the full reward."""
-    assert base.right_answer is not None
-    paid: list[Measured] = []
-    policies = hedges(base.form, subject.answers)
-    for hedge in await measure_promising(subject, policies, base.floor.mean):
-        is_nearly_full = min(base.share(hedge.mean), base.share_of_task(hedge.mean)) >= HEDGE_SHARE
-        if is_nearly_full and beats_guess(hedge, base):
-            paid.append(hedge)
-    # To read the first of two answers, or the last, is a usual rule; to pay for both orders is a hole.
-    first, last = await subject.measure_all(corrections(base.form, subject.answers))
-    lower = min(first.mean, last.mean)
-    if min(base.share(lower), base.share_of_task(lower)) >= HEDGE_SHARE:
-        paid.append(first)
-    if paid:
-        worst = highest(paid)
-        names = ", ".join(f"'{hedge.name}'" for hedge in paid)
-        # Words around a long answer, or after it, may be an honest part of partial credit. A grader that searches for the answer
-        # also finds it after another one.
-        only_adds_words = {hedge.name for hedge in paid} <= RIGHT_ONE_FIRST
-        is_partial = only_adds_words and worst.mean < base.right_answer.mean - 1e-6
-        # A grader that looks for facts in a text cannot read that they are taken back; only a judge could.
-        is_text = {hedge.name for hedge in paid} <= TAKES_BACK and _num_words(subject.answers) >= WORDS_OF_TEXT
-        yield worst.finding(
-            "hedging",
-            f"replies that give several answers, or take one back, earn {worst.mean:.3f} "
-            f"(right answers {base.full:.3f}): {names}",
-            Severity.LOW if is_partial or is_text else Severity.HIGH,
-            floor=base.floor.mean,
-        )
-
-
-def _num_words(answers: Sequence[object]) -> float:
-    return statistics.median(len(str(answer).split()) for answer in answers)
-
-
-async def check_own_answer(subject: Subject, base: Baseline, is_cheap: bool = True) -> AsyncIterator[Finding]:
-    """Yield a finding if the own answers of some rows earn less than the own answers of other rows.
-
-    Args:
-        is_cheap: Whether more rows may be measured than those of the other checks; each may cost a judge's verdict.
-    """
-    assert base.right_answer is not None
-    own_answers = base.right_answer
-    if is_cheap and not base.is_multi_turn:
-        # A kind of answer that the grader refuses may be rare.
-        more_rows = await subject.measure("right answer in more rows", from_answer(base.form), MANY_ROWS)
-        own_answers = Measured(more_rows.name, [record for record in more_rows.records if record.answer])
-    if not own_answers.rewards:
-        return
-    rewards = own_answers.rewards
-    most = max(rewards)
-    missed = [record for record in own_answers.scored if reward_of(record) < most - 1e-6]
-    share = len(missed) / len(rewards)
-    nothing = base.zero + ROUNDING * base.task_range
-    refused = [record for record in missed if reward_of(record) <= nothing]
-    if (share > MISSED_SHARE and _are_low(rewards, most, base)) or len(refused) >= MIN_REFUSED:
-        record = min(missed, key=reward_of)
-        example_record = Measured("", [record])
-        prompt, completion = example_record.example()
-        yield Finding(
-            id="own-answer",
-            severity=Severity.HIGH if share > 0.3 else Severity.MEDIUM,
-            text=f"{share:.1%} of the rows' own answers do not earn the full reward ({min(rewards):.3f} to {most:.3f})",
-            rate=own_answers.interval,
-            floor=most,
-            prompt=prompt,
-            completion=completion,
-        )
-
-
-def _are_low(rewards: Sequence[float], most: float, base: Baseline) -> bool:
-    """Return whether the missing reward is a considerable part of the range of rewards."""
-    lost = statistics.fmean(most - reward for reward in rewards if reward < most - 1e-6)
-    return lost > 0.1 * max(most - base.floor.mean, 1e-9)
-
-
-async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding about wrong variants of an answer that earn as much as the right answer."""
-    own_answer = base.own_answer
-    assert own_answer is not None
-    kinds: set[str] = set()
-    for answer in subject.answers:
-        kinds.update(corruptions(str(answer), random.Random(0)))
-    own_rewards = {record.example_key: reward_of(record) for record in own_answer.scored}
-    paid: list[Measured] = []
-    for kind in sorted(kinds):
-        measured = await subject.measure(f"{VARIANT}{kind}", corrupted(kind, base))
-        changed = _with_kind(measured, kind)
-        if len(changed.rewards) < MIN_WRONG:
-            continue
-        # Compared with the same rows, since not every answer has a variant of this kind.
-        expected = statistics.fmean(own_rewards.get(record.example_key, own_answer.mean) for record in changed.scored)
-        is_full = changed.mean > expected - 0.05 * min(base.range, base.task_range)
-        if is_full and not _is_partial_credit(changed, kind, own_rewards, base):
-            paid.append(changed)
-    answers = {str(answer) for answer in subject.answers}
-    is_choice = len(answers) <= 12 and all(len(answer) <= 1 for answer in answers)
-    if paid and not is_choice:
-        worst = highest(paid)
-        kinds_paid = {measured.name.removeprefix(VARIANT) for measured in paid}
-        has_tolerance = any(TOLERANCE.search(prompt) for prompt in base.prompts)
-        tolerable = TOLERABLE | {"a tenth more"} if has_tolerance else TOLERABLE
-        yield worst.finding(
-            "monotonicity",
-            f"wrong variants of the answer earn the full reward: {', '.join(sorted(kinds_paid))}",
-            Severity.LOW if kinds_paid <= tolerable else Severity.HIGH,
-            floor=base.floor.mean,
-        )
-
-
-def _is_partial_credit(changed: Measured, kind: str, own_rewards: Mapping[str, float], base: Baseline) -> bool:
-    """Return whether wrong variants earn less than the right answers, and no more than what they have in common with these.
-
-    A grader that pays the share of equal letters pays 0.99 for an answer of 80 letters with an error in one of them.
-    """
-    num_tied = 0
-    in_common: list[float] = []
-    for record in changed.scored:
-        num_tied += reward_of(record) >= own_rewards.get(record.example_key, base.full) - 1e-6
-        in_common.append(similarity(corruptions(record.answer, random.Random(0))[kind], record.answer))
-    is_tied = num_tied >= TIED_SHARE * len(changed.scored)
-    return not is_tied and base.share_of_task(changed.mean) <= statistics.fmean(in_common) + ROUNDING
-
-
-def can_compare_variants(base: Baseline) -> bool:
-    """Return whether the row's own answer is accepted, even if wrong answers are accepted as well."""
-    own_answer = base.own_answer
-    return own_answer is not None and base.share_of_task(own_answer.mean) >= HIGH_SHARE
-
-
-def corrupted(kind: str, base: Baseline) -> Policy:
-    """Return a policy that gives the row's own answer with an error of this kind; see `corruptions`."""
-
-    def policy(messages: Messages, state: State, rng: random.Random) -> str:
-        answer = str(state.get("answer"))
-        return base.form(corruptions(answer, rng).get(kind, f"{answer} qxzj qxzj"))
-
-    return policy
-
-
-def _with_kind(measured: Measured, kind: str) -> Measured:
-    """Return the measurement with only the rollouts whose answer can have the error `kind`."""
-    # Which errors an answer can have does not depend on the random draws, only the texts do.
-    records = [record for record in measured.records if kind in corruptions(str(record.answer), random.Random(0))]
-    return Measured(measured.name, records)
 
 
 async def check_length(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:

@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
+from rove.audit.answer_checks import can_compare_variants
 from rove.audit.baseline import Baseline, is_higher
 from rove.audit.leak_checks import LEAK_EXAMPLES, leak_finding
 from rove.audit.replies import constant, last_message, wrong
-from rove.audit.reward_checks import HIGH_SHARE, PAID_SHARE, can_compare_variants
+from rove.audit.reward_checks import HIGH_SHARE, PAID_SHARE
 from rove.audit.subject import TRIED_EXAMPLES, Measured, Policy, Subject, highest
 from rove.audit.traces import (
     Moves,

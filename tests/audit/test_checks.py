@@ -14,20 +14,14 @@ import pytest
 from tiers import each_row, first_quick
 
 import rove as vf
+from rove.audit.answer_checks import check_hedging, check_monotonicity, check_own_answer
 from rove.audit.baseline import Baseline, measure_baseline
 from rove.audit.game_checks import check_blind_games, check_repeated_actions
 from rove.audit.grader_checks import check_determinism, check_execution, check_injection, check_parser, check_robustness
 from rove.audit.judge import Judge
 from rove.audit.leak_checks import check_message_leaks, contains_answer
 from rove.audit.replies import INJECTIONS
-from rove.audit.reward_checks import (
-    check_blind_replies,
-    check_hedging,
-    check_length,
-    check_monotonicity,
-    check_own_answer,
-    check_statistics,
-)
+from rove.audit.reward_checks import check_blind_replies, check_length, check_statistics
 from rove.audit.search import search
 from rove.audit.subject import Subject
 from rove.core.findings import Finding, Severity

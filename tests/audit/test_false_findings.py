@@ -12,12 +12,13 @@ import pytest
 from commands import environment
 
 import rove as vf
+from rove.audit.answer_checks import check_hedging, check_monotonicity
 from rove.audit.auditor import AuditOptions, audit
 from rove.audit.data_checks import check_contradictions
 from rove.audit.grader_checks import check_robustness
 from rove.audit.order_checks import check_refused_forms
 from rove.audit.power import visible_shares
-from rove.audit.reward_checks import check_blind_replies, check_hedging, check_monotonicity
+from rove.audit.reward_checks import check_blind_replies
 from rove.audit.similarity import similarity
 from rove.audit.subject import Subject
 from rove.audit.tool_checks import with_values

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import rove as vf
+from rove.audit.answer_checks import check_monotonicity
 from rove.audit.order_checks import check_order, check_refused_forms
-from rove.audit.reward_checks import check_blind_replies, check_monotonicity, check_statistics
+from rove.audit.reward_checks import check_blind_replies, check_statistics
 from rove.core.findings import Severity
 from tests.audit.test_checks import Parcel, exact, findings, sums, text
 

@@ -13,12 +13,13 @@ from commands import environment
 from tiers import first_quick
 
 import rove as vf
+from rove.audit.answer_checks import check_hedging, check_monotonicity
 from rove.audit.auditor import AuditOptions, audit
 from rove.audit.game_checks import check_blind_games, check_moves_of_other_rows
 from rove.audit.grader_checks import check_determinism, check_robustness, check_worker_failures
 from rove.audit.power import visible_shares
 from rove.audit.replies import constant
-from rove.audit.reward_checks import check_blind_replies, check_hedging, check_length, check_monotonicity
+from rove.audit.reward_checks import check_blind_replies, check_length
 from rove.core.findings import Severity
 from rove.core.records import ErrorInfo
 from tests.audit.test_checks import exact, findings, parsed, prepared, sums, text

@@ -29,6 +29,8 @@ def is_complete(folder: Path) -> bool:
 
 def steps_of(stage: Path) -> int:
     """Return the number of steps that a stage took, whether or not it was completed."""
+    if not (stage / "metrics.jsonl").exists():
+        return 0
     return sum(json.loads(line)["step"] > 0 for line in (stage / "metrics.jsonl").read_text().splitlines())
 
 

@@ -125,7 +125,7 @@ class Layout:
         self.question_after = pool.take(rng.randint(1, level.question_after + 1))
         self.key_symbols, self.value_symbols = pool.take(max(2 * self.count, 4)), pool.take(rng.choice([4, 10, 10, 40]))
         self.is_value_first = rng.random() < VALUE_FIRST_SHARE
-        self.others = pool.take(3) if self.between and rng.random() < VARIED_SHARE else []
+        self.alternatives = pool.take(3) if self.between and rng.random() < VARIED_SHARE else []
 
     def some_keys(self, count: int) -> list[tuple[int, ...]]:
         """Return different keys."""
@@ -143,7 +143,9 @@ class Layout:
     def pair(self, key: tuple[int, ...], value: list[int]) -> list[int]:
         """Return the symbols of a pair."""
         first, second = (value, key) if self.is_value_first else (key, value)
-        between = [self.rng.choice([self.between[0], *self.others]), *self.between[1:]] if self.others else self.between
+        between = self.between
+        if self.alternatives:
+            between = [self.rng.choice([self.between[0], *self.alternatives]), *self.between[1:]]
         return [*self.before, *first, *between, *second, *self.after]
 
 
@@ -181,7 +183,7 @@ def question_first(rng: random.Random, level: Level) -> Exercise:
         counts = [rng.randint(1, max(2, layout.count // 2)) for _ in range(turns)]
         keys = layout.some_keys(sum(counts))
         values = {key: layout.some_value() for key in keys}
-        lists = [keys[: counts[0]], keys[counts[0] :]][:turns]
+        lists = [keys] if turns == 1 else [keys[: counts[0]], keys[counts[0] :]]
         asked = [rng.choice(listed) for listed in lists]
         question = [*layout.question_before, *asked[0]]
         for key in asked[1:]:

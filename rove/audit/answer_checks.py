@@ -41,10 +41,10 @@ VARIANT = "answer with "
 """Beginning of the names of policies that give a wrong variant of the answer."""
 TOLERABLE = {"one more", "nonsense appended", "nonsense in front", "written twice"}
 """Errors that a stated tolerance, or a search for the answer in a sentence, may allow: the last three keep the right answer."""
-RIGHT_ONE_FIRST = {"retraction", "negation", "alternative"}
-"""Hedges that name no other answer, or name it after the right one."""
 TAKES_BACK = {"retraction", "negation"}
 """Hedges that name no other answer."""
+RIGHT_ONE_FIRST = TAKES_BACK | {"alternative"}
+"""Hedges that name no other answer, or name it after the right one."""
 WORDS_OF_TEXT = 4
 """Number of words from which an answer is a text."""
 TOLERANCE = re.compile(r"approximat|rough|tolerance|within \d|estimate|±", re.IGNORECASE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import statistics
 from collections.abc import AsyncIterator, Callable
@@ -24,7 +25,7 @@ from rove.audit.replies import (
     payload,
 )
 from rove.audit.subject import FEW_TURNS, Measured, Policy, Subject, evidence, is_worker_failure
-from rove.audit.tool_checks import calls_with_values
+from rove.audit.tool_checks import REFUSAL, calls_with_values
 from rove.core.errors import InfraError
 from rove.core.findings import Finding, Severity
 from rove.core.messages import text_of
@@ -223,6 +224,15 @@ async def check_determinism(
         if difference is not None:
             yield difference
             return
+    if base.tools and not base.honest:
+        name = "calls with values of the prompt"
+        first = await subject.measure(f"{name}, first time", calls_with_values, REPEATED_EXAMPLES)
+        repeated = await subject.measure(f"{name}, again", calls_with_values, REPEATED_EXAMPLES)
+        # Results of sound tools may have numbers of tickets, dates, or remarks such as "cached".
+        difference = _other_messages(first, repeated, "in the same process", _is_refused_once)
+        if difference is not None:
+            yield difference
+            return
     for kind, first in _mixed_variants(subject):
         repeated = await subject.measure(f"{first.name}, again", corrupted(kind, base))
         difference = _difference(first, repeated, "in the same process")
@@ -263,8 +273,6 @@ def _repeated_policies(subject: Subject, base: Baseline) -> dict[str, Policy]:
         # An opponent that draws at random shows its moves only to a player who makes valid ones.
         moves = blind_policies(base.form, actions_of(base))
         policies |= {name: moves[name] for name in ("cycle", "count up from 1")}
-    if base.tools and not base.honest:
-        policies["calls with values of the prompt"] = calls_with_values
     return policies
 
 
@@ -306,13 +314,19 @@ def _difference(first: Measured, repeated: Measured, circumstance: str) -> Findi
     return _other_messages(first, repeated, circumstance)
 
 
-def _other_messages(first: Measured, repeated: Measured, circumstance: str) -> Finding | None:
-    """Return a finding if the environment answered the same replies with other messages in several rows."""
+def _other_messages(
+    first: Measured, repeated: Measured, circumstance: str, matters: Callable[[str, str], bool] = operator.ne
+) -> Finding | None:
+    """Return a finding if the environment answered the same replies with other messages in several rows.
+
+    Args:
+        matters: Whether a difference between two messages counts.
+    """
     first_records = {(record.example_key, record.rollout_index): record for record in first.scored}
     changed: list[RolloutRecord] = []
     for record in repeated.scored:
         earlier = first_records.get((record.example_key, record.rollout_index))
-        if earlier is not None and _first_difference(earlier, record) == "environment":
+        if earlier is not None and _environment_differs(earlier, record, matters):
             changed.append(record)
     if len(changed) < MIN_CHANGED or len(changed) < CHANGED_SHARE * len(repeated.scored):
         return None
@@ -328,12 +342,21 @@ def _other_messages(first: Measured, repeated: Measured, circumstance: str) -> F
     )
 
 
-def _first_difference(first: RolloutRecord, repeated: RolloutRecord) -> str:
-    """Return who wrote the first message that differs: "model" or "environment"; "" if none differs."""
+def _environment_differs(first: RolloutRecord, repeated: RolloutRecord, matters: Callable[[str, str], bool]) -> bool:
+    """Return whether a message of the environment differs after equal replies of the model."""
     for message, other in zip(first.completion, repeated.completion, strict=False):
-        if CHANGING.sub("", text_of(message)) != CHANGING.sub("", text_of(other)):
-            return "model" if message["role"] == "assistant" else "environment"
-    return ""
+        texts = CHANGING.sub("", text_of(message)), CHANGING.sub("", text_of(other))
+        if texts[0] != texts[1]:
+            if message["role"] == "assistant":
+                return False
+            if matters(*texts):
+                return True
+    return False
+
+
+def _is_refused_once(message: str, other: str) -> bool:
+    """Return whether one of two messages refuses a call, and the other one does not."""
+    return bool(REFUSAL.search(message)) != bool(REFUSAL.search(other))
 
 
 async def check_parser(

@@ -97,7 +97,7 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
         is_judged: Whether a scripted judge decides; results with other rows' answers, or without any, then mean little.
     """
     replies = blind_replies(base.form, subject.answers, base.prompts) | special_values(base.form)
-    replies |= choices_by_looks(base.form, base.prompts)
+    replies |= choices_by_looks(base.form, base.prompts, subject.answers)
     empty = empty_replies(subject.answers)
     measured: list[Measured] = []
     tried: dict[str, Measured] = {}

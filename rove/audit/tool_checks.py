@@ -34,7 +34,7 @@ from rove.audit.traces import (
 )
 from rove.core.findings import Finding, Severity
 from rove.core.messages import AssistantMessage, Message, Messages, text_of
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, is_object
 from rove.core.state import State, bookkeeping
 from rove.envs.tool import example_call
 
@@ -54,10 +54,18 @@ ERROR = re.compile(
 VALUE = re.compile(r"-?\d{1,40}(?:\.\d{1,40})?(?!\w)|'[^']{1,60}'|\"[^\"]{1,60}\"")
 """Numbers and quoted texts of an error message."""
 EXAMPLE = re.compile(
-    r"(?:such as|for example|for instance|e\.g\.|like)[:,]?\s+"
-    r"(?:\"([^\"]{1,40})\"|'([^']{1,40})'|`([^`]{1,40})`|([\w.:/#-]*\d[\w:/#-]*))"
+    r"\b(?i:such as|for example|for instance|e\.g\.|like)[:,]?\s{1,4}"
+    r"(?:\"([^\"]{1,40})\"|'([^']{1,40})'|`([^`]{1,40})`|([\w.:/#-]{0,40}\d[\w:/#-]{0,40}))"
 )
 """An example in the description of an argument, such as "4 March"."""
+PART = re.compile(r"\d+|[^\W\d_]+|.", re.DOTALL)
+"""A number, a word, or another character."""
+SEARCHED_CHARS = 20_000
+"""Number of characters of a prompt in which values are searched."""
+REFUSAL = re.compile(
+    rf"{ERROR.pattern}|\bnot\b|already|unavailable|refuse|closed|taken|occupied|sold out", re.IGNORECASE
+)
+"""Words of a message that refuses a call."""
 SELECT = re.compile(r"\s*SELECT\b", re.IGNORECASE)
 TABLE = re.compile(r"\b(?:FROM|JOIN)\s+(\w+)", re.IGNORECASE)
 FIXED_ANSWERS = ("0", "none")
@@ -358,12 +366,13 @@ def _values_of_errors(
 
 
 def _typed(text: str, value: Any) -> Any:
-    """Return a text as a number if `value` is one: the message decides whether it has decimals."""
+    """Return a text as a number if `value` is one, with decimals if the text needs them."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return text.strip("'\"")
-    if re.fullmatch(r"-?\d+", text):
-        return int(text)
-    return float(text) if re.fullmatch(r"-?\d+\.\d+", text) else value
+    if not re.fullmatch(r"-?\d+(\.\d+)?", text):
+        return value
+    number = float(text)
+    return int(number) if isinstance(value, int) and number.is_integer() else number
 
 
 def _errors(completion: list[Any]) -> list[Any]:
@@ -437,15 +446,15 @@ def with_values(tool: JsonMapping, call_id: str, prompt: str, attempt: int = 0) 
     words = iter(names or numbers)
     amounts = iter(numbers)
     call = example_call(tool, call_id)
-    properties = tool["function"].get("parameters", {}).get("properties", {})
+    descriptions = _descriptions(tool)
     values: JsonObject = {}
     for name, value in arguments_of(call).items():
         values[name] = value
         if isinstance(value, str):
-            alike = values_like_example(str(properties.get(name, {}).get("description", "")), prompt)
-            named = alike[attempt % len(alike)] if alike else _named_value(name, prompt)
-            if named:
-                values[name] = named
+            like_example = values_like_example(descriptions.get(name, ""), prompt)
+            suitable = like_example[attempt % len(like_example)] if like_example else _named_value(name, prompt)
+            if suitable:
+                values[name] = suitable
             elif names or numbers:
                 values[name] = next(words, (names or numbers)[-1])
         elif type(value) in (int, float) and numbers:
@@ -453,26 +462,48 @@ def with_values(tool: JsonMapping, call_id: str, prompt: str, attempt: int = 0) 
     return {**call, "function": {**call["function"], "arguments": json.dumps(values)}}
 
 
+def _descriptions(tool: JsonMapping) -> dict[str, str]:
+    """Return the descriptions of a tool's arguments; what a stranger's schema has instead of texts is left out."""
+    parameters = tool["function"].get("parameters")
+    properties = parameters.get("properties") if is_object(parameters) else None
+    descriptions: dict[str, str] = {}
+    for name, schema in (properties if is_object(properties) else {}).items():
+        if is_object(schema) and isinstance(schema.get("description"), str):
+            descriptions[name] = schema["description"]
+    return descriptions
+
+
 def values_like_example(description: str, prompt: str) -> list[str]:
     """Return the texts of a prompt that look like the example in an argument's description: "4 May" for 'such as "30 June"'."""
-    found = EXAMPLE.search(description)
-    if found is None:
+    example_match = EXAMPLE.search(description)
+    if example_match is None:
         return []
-    example = next(filter(None, found.groups()))
+    example = [_kind(part) for part in PART.findall(next(filter(None, example_match.groups())))]
     # An example of small letters only looks like every word.
-    if not re.search(r"[A-Z\d]", example):
+    if "number" not in example and "Word" not in example:
         return []
-    pattern = "".join(_like(part) for part in re.findall(r"\d+|[A-Z]\w*|[a-z]\w*|.", example))
-    return list(dict.fromkeys(re.findall(rf"(?<!\w){pattern}(?!\w)", prompt)))
+    parts = PART.findall(prompt[:SEARCHED_CHARS])
+    kinds = [_kind(part) for part in parts]
+    values: dict[str, None] = {}
+    for start in range(len(parts) - len(example) + 1):
+        end = start + len(example)
+        is_whole = (start == 0 or not _is_word(kinds[start - 1])) and (end == len(parts) or not _is_word(kinds[end]))
+        if is_whole and kinds[start:end] == example:
+            values["".join(parts[start:end])] = None
+    return list(values)
 
 
-def _like(part: str) -> str:
-    """Return a pattern for a part of an example: any number for a number, any word for a word."""
+def _kind(part: str) -> str:
+    """Return what a part of a text looks like: any number, any word, any capitalized word, or the character itself."""
     if part.isdigit():
-        return r"\d+"
+        return "number"
     if part[0].isalpha():
-        return r"[A-Z]\w*" if part[0].isupper() else r"[a-z]\w*"
-    return re.escape(part)
+        return "Word" if part[0].isupper() else "word"
+    return part
+
+
+def _is_word(kind: str) -> bool:
+    return kind in ("number", "Word", "word", "_")
 
 
 def calls_with_values(messages: Messages, state: State, rng: random.Random) -> str | Message:

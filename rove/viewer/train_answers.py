@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ SOLVED = 0.01
 LONGER = 1.1
 """Factor from which replies count as longer."""
 MAX_ALERTS = 3
-"""Maximum number of kinds of alerts, and of links to alerts of a kind; the table of stages shows more."""
+"""Maximum number of kinds of alerts that are described; the table of stages shows more."""
 
 Part = str | JsonObject
 """A text, or an object: `command` (to copy), or `text` that links to `run` (a stage or evaluation) and its `line` or `step`.
@@ -131,17 +131,19 @@ class TrainAnswers(NamedTuple):
             return [f"Difference {_signed(main['difference'])}, {equal_words(main)}. {seed}"]
         side = {1: "is above 0", -1: "is below 0"}.get(main["direction"], "includes 0")
         examples = f", paired over {counted(main['examples'], 'example')}" if main["examples"] else ""
-        scripts = [self._difference_from(script) for script in self._weakest_and_best()]
-        others = f" In the same way, {' and '.join(filter(None, scripts))}." if any(scripts) else ""
-        return [f"The 95% interval of the difference from base, {change_words(main)}{examples}, {side}.{others} {seed}"]
+        policies = [words for script in self._weakest_and_best() if (words := self._compared_with(script))]
+        comparison = f" Compared with {'; with '.join(policies)}." if policies else ""
+        return [
+            f"The 95% interval of the difference from base, {change_words(main)}{examples}, {side}.{comparison} {seed}"
+        ]
 
     def _weakest_and_best(self) -> list[ResultRow]:
         scripts = self.results.scripts(self.kept.condition)
         return scripts if len(scripts) < 2 else [scripts[0], scripts[-1]]
 
-    def _difference_from(self, script: ResultRow) -> str:
+    def _compared_with(self, script: ResultRow) -> str:
         main = self.results.difference(script, self.kept.row, self.kept.condition)
-        return "" if main is None else f"{change_words(main)} from {script.name}"
+        return "" if main is None else f"{script.name}: {change_words(main)}"
 
     def _rl_alone(self) -> list[Part]:
         """Return the change by each RL stage under each condition."""
@@ -187,28 +189,31 @@ class TrainAnswers(NamedTuple):
         return parts
 
     def _length(self) -> list[Part]:
-        """Compare the lengths of the last two trained models' replies; sampling shows more than greedy decoding."""
+        """Compare the lengths of the last two models' replies; sampling shows more than greedy decoding."""
         condition = self.kept.condition
-        rows = [row for row in self._trained if condition in row.conditions][-2:]
+        models = [row for row in [self._base, *self._trained] if row is not None and condition in row.conditions]
+        # A model before training does not know when to end a reply, so only a single trained model is compared with it.
+        rows = (models if len(self._trained) == 1 else [row for row in models if row.name != "base"])[-2:]
         lengths = [self.results.lengths(row, condition) for row in rows]
         per_reply = [length.tokens_per_reply for length in lengths]
         if not rows or per_reply[-1] is None:
             return []
-        facts = [f"{one_decimal(tokens)} tokens {phase(row)}" for row, tokens in zip(rows, per_reply, strict=True)]
-        change = ""
+        change = "Length of replies"
         if len(rows) > 1 and per_reply[-2]:
             ratio = per_reply[-1] / per_reply[-2]
-            change = "Replies kept their length: "
+            change = "Replies kept their length"
             if ratio > LONGER:
-                change = "Replies got longer: "
+                change = "Replies got longer"
             elif ratio < 1 / LONGER:
-                change = "Replies got shorter: "
-        sentences = [f"{change or 'Length of replies: '}{', '.join(facts)}{_in_brackets(condition)}."]
-        if any(length.turns != 1 for length in lengths):
-            sizes = [f"{one_decimal(length.tokens)} tokens in {one_decimal(length.turns)} turns" for length in lengths]
-            sentences.append(f"Rollouts: {', '.join(sizes)}.")
-        sentences.append(f"Truncated: {_listed_shares(length.truncated for length in lengths)}.")
-        return [" ".join(sentences)]
+                change = "Replies got shorter"
+        described: list[str] = []
+        for row, length, tokens in zip(rows, lengths, per_reply, strict=True):
+            words = f"{one_decimal(tokens)} tokens per reply"
+            if any(other.turns != 1 for other in lengths):
+                words += f", {one_decimal(length.tokens)} in {one_decimal(length.turns)} turns per rollout"
+            share = "" if length.truncated is None else f", {percent(length.truncated)}% truncated"
+            described.append(f"{phase(row)} {words}{share}")
+        return [f"{change}{_in_brackets(condition)}: {'; '.join(described)}."]
 
     def _problems(self) -> list[Part]:
         sentences = [f"{note[0].upper()}{note[1:]}." for note in self.results.folder.start_notes()]
@@ -218,21 +223,23 @@ class TrainAnswers(NamedTuple):
         ]
         if not self.diagnoses:
             sentences.append("No diagnosis: no stage had a problem that rove knows.")
-        alerts: dict[str, list[Part]] = {}
+        links_by_id: dict[str, list[Part]] = {}
         for stage in self.stages:
             for alert in stage["alerts"]:
                 link = {"text": f"{stage['title']}, step {alert['step']}", "run": stage["name"], "step": alert["step"]}
-                alerts.setdefault(alert["id"], []).append(link)
-        if not alerts:
+                links_by_id.setdefault(str(alert["id"]), []).append(link)
+        if not links_by_id:
             sentences.append("No alert.")
         parts: list[Part] = [" ".join(sentences)]
-        for kind, links in list(alerts.items())[-MAX_ALERTS:]:
-            info = registry().get(kind)
+        for alert_id, links in list(links_by_id.items())[:MAX_ALERTS]:
+            info = registry().get(alert_id)
             meaning = f" ({info.title})" if info is not None else ""
-            parts.append(f" Alert {kind}{meaning}: ")
-            for link in links[:MAX_ALERTS]:
-                parts += [link, "; "]
-            parts[-1] = "."
+            count = f"{counted(len(links), 'time')}, first at " if len(links) > 1 else ""
+            parts += [f" Alert {alert_id}{meaning}: {count}", links[0], "."]
+        if len(links_by_id) > MAX_ALERTS:
+            parts.append(
+                f" And {counted(len(links_by_id) - MAX_ALERTS, 'other kind')} of alerts: see the table of stages."
+            )
         return parts
 
     def _kept_stage(self) -> JsonMapping | None:
@@ -309,7 +316,3 @@ def _signed(value: float) -> str:
 
 def _in_brackets(condition: str) -> str:
     return f" ({condition})" if condition else ""
-
-
-def _listed_shares(shares: Iterable[float | None]) -> str:
-    return ", ".join("–" if share is None else f"{percent(share)}%" for share in shares)

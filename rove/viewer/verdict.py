@@ -105,10 +105,11 @@ def _change(name: str, curve: Sequence[tuple[object, float]], better: int) -> li
     windows = [values[i : i + len(last)] for i in range(len(values) - len(last) + 1)]
     best = max(range(len(windows)), key=lambda i: better * fmean(windows[i]))
     lost = better * (fmean(windows[best]) - end)
+    # Both windows may share steps; the difference of their means then varies less than this.
     noise = Z * math.hypot(standard_errors[1], stdev(windows[best]) / math.sqrt(len(last)))
     if lost > max(noise, MAX_LOSS_SINCE_BEST * (max(values) - min(values))):
         steps = f"steps {curve[best][0]} to {curve[best + len(last) - 1][0]}"
-        text = f"the best mean of {counted(len(last), 'step')} was {number(fmean(windows[best]))}, in {steps}"
+        text = f"the best mean of {len(last)} values in a row was {number(fmean(windows[best]))}, in {steps}"
         sentences.append(str(Finding("worse_since_best", text)))
     return sentences
 
@@ -149,7 +150,9 @@ def _held_out(rows: Rows) -> list[str]:
         step, best = max(reversed(curve), key=lambda point: point[1])
         ended = f"ended at {number(curve[-1][1])}{limits}"
         began = f"began at {number(curve[0][1])}"
-        sentences.append(f"Held-out reward of {match[1]}: {began}, {ended}; best {number(best)}, last at step {step}.")
+        sentences.append(
+            f"Held-out reward of {match[1]}: {began}, {ended}; best {number(best)}, most recently at step {step}."
+        )
         sentences += _held_out_responses(rows, match[1])
     return sentences
 

@@ -11,12 +11,15 @@ import pytest
 import rove as vf
 from rove.audit.game_checks import check_blind_games, check_moves_of_other_rows
 from rove.audit.tool_checks import (
+    _descriptions,
+    _typed,
     check_all_items,
     check_changed_data,
     check_error_leaks,
     check_paid_calls,
     check_values_of_errors,
     check_wrong_answers_after_calls,
+    values_like_example,
 )
 from rove.core.findings import Severity
 from tests.audit.test_checks import findings, text
@@ -325,3 +328,37 @@ async def test_an_error_that_states_the_right_amount_without_policies_and_answer
 
     reported_findings = await findings(check_values_of_errors, Till())
     assert [finding.severity for finding in reported_findings] == [Severity.HIGH] * is_stated
+
+
+@pytest.mark.parametrize(
+    ("description", "prompt", "values"),
+    [
+        ('Day and month, such as "30 June".', "On 4 May or 17 August?", ["4 May", "17 August"]),
+        ('Number of the order, such as "R500".', "Refund order R731 of R12, not S.", ["R731", "R12"]),
+        ("The user, for example `user_12`", "The user_7 and the_9 wait.", ["user_7"]),
+        ("For example, AB12-X", "Take CD3-Y.", ["CD3-Y"]),
+        ('Город и день, like "Москва 12"', "Поезд в Омск 7 и Тверь 30", ["Омск 7", "Тверь 30"]),
+        ('A city, such as "paris"', "any word is like it", []),
+        ("Number of the order.", "R500", []),
+        ('Hour, e.g. "21:00"', "a" * 200_000 + " 10:30", []),  # too far away
+    ],
+)
+def test_values_of_a_prompt_that_look_like_an_example(description: str, prompt: str, values: list[str]) -> None:
+    found = values_like_example(description, prompt)
+    assert found[: len(values)] == values and len(found) - len(values) <= (description.endswith("`user_12`"))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [None, {}, {"properties": None}, {"properties": {"order": True}}, {"properties": {"order": {"description": 3}}}],
+)
+def test_odd_schemas_of_tools_have_no_descriptions(parameters: Any) -> None:
+    assert _descriptions({"function": {"name": "pay", "parameters": parameters}}) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "typed"),
+    [("17.00", 5, 17), ("17.25", 5, 17.25), ("17", 5.0, 17.0), ("'R5'", "R1", "R5"), ("x", 5, 5), ("1", True, "1")],
+)
+def test_a_value_of_a_message_has_the_type_of_the_argument(text: str, value: Any, typed: Any) -> None:
+    assert repr(_typed(text, value)) == repr(typed)

@@ -81,7 +81,8 @@ def test_a_fall_of_the_reward_and_an_entropy_collapse_are_reported():
     rows = curve(reward__mean=reward, entropy__all__mean=[1.0] * 12 + [0.01] * 13)
     first, peak, entropy, alerts = training_verdict(rows, {}, [{"step": 13, "id": "entropy_collapse"}])
     assert (
-        "The reward fell" in first and "worse_since_best: the best mean of 10 steps was 0.750, in steps 6 to 15" in peak
+        "The reward fell" in first
+        and "worse_since_best: the best mean of 10 values in a row was 0.750, in steps 6 to 15" in peak
     )
     assert entropy == "Entropy went from 1.000 to 0.010 nats per token."
     assert alerts == "1 alert: entropy_collapse (from step 13)."

@@ -33,6 +33,8 @@ MIN_LOST = 0.005
 """Minimum share of the lost reward of a listed question or reply."""
 MOST_LOST = 0.9
 """Share of the lost reward for which the summary counts the worst rollouts."""
+FREQUENT_LOST, FREQUENT_REPLIES = 0.1, 3
+"""A wrong reply is mentioned from this share of the lost reward and this number of rollouts on."""
 MAX_SHORT_CHARS = 90
 """Maximum characters shown of a message in a sentence."""
 MAX_CHARS = 160
@@ -160,6 +162,7 @@ def describe_mistakes(
             *_size_sentences(rollouts, wrong, best, lost),
             *_question_sentences(listed_questions, len(questions), len(rollouts)),
             *_field_sentences(fields, rollouts),
+            *_reply_sentences(repeated),
         ],
         "field_sentences": _field_sentences(fields, rollouts),
         "share": lost / possible if possible > 0 else None,
@@ -207,6 +210,16 @@ def _question_sentences(questions: Sequence[JsonMapping], num_questions: int, nu
         return []
     share = sum(group["lost"] for group in questions)
     return [f"{len(questions):,} of {counted(num_questions, 'question')} lost {percent(share)}% of these points."]
+
+
+def _reply_sentences(replies: Sequence[JsonMapping]) -> list[str]:
+    """Return a sentence about the wrong reply that loses most, if it is frequent."""
+    if not replies or replies[0]["lost"] < FREQUENT_LOST or replies[0]["rollouts"] < FREQUENT_REPLIES:
+        return []
+    worst = replies[0]
+    name = cut(" ".join(worst["name"].split()), MAX_SHORT_CHARS) or "(empty)"
+    share = f"{percent(worst['lost'])}% of these points in {worst['rollouts']:,} rollouts"
+    return [f"The wrong reply that loses most is {name}: {share}."]
 
 
 def _field_sentences(fields: Mapping[str, Sequence[JsonMapping]], rollouts: Sequence[Graded]) -> list[str]:

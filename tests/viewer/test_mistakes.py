@@ -40,6 +40,12 @@ def test_the_questions_that_lose_the_reward_come_first():
     ]
 
 
+def test_a_frequent_wrong_reply_is_named():
+    after = [graded(f"question {line}", 0.0, line, "Mia" if line < 4 else f"reply {line}") for line in range(10)]
+    sentence = describe_mistakes([*after, graded("easy", 1.0, 10)])["summary"][-1]
+    assert sentence == "The wrong reply that loses most is Mia: 40.0% of these points in 4 rollouts."
+
+
 def test_a_field_that_explains_the_errors_is_named_and_one_of_noise_is_not():
     drawn = random.Random(0)
     after: list[Graded] = []

@@ -51,13 +51,17 @@ function mistakesView({ source, summary, questions, replies, fields, folder, ear
     return groups.length > 0 && [el("h3", {}, title), grid(filled, groups, "plain narrowly")];
   };
   const expected = ["expected answer", (group) => group.answer || NONE];
+  const repeated = questions.some((group) => group.rollouts > 1);
   const ending = ["how the worst rollout ended", (group) => `${counted(group.turns, "turn")}, then: ${group.ending || NONE}`];
+  const byQuestion = turns ? table("By first message", "first message", questions, ending) : table("By question", "question", questions, expected, ["reply", (group) => group.reply || NONE]);
   return [
     el("h2", {}, "What does it still get wrong?"),
     el("p", { class: "note" }, `Rollouts of the row ${source}${target(folder) ? "; links lead to the worst rollout of a row" : ""}.`),
     summary.map((sentence) => el("p", {}, sentence)),
-    turns ? table("By first message", "first message", questions, ending) : table("By question", "question", questions, expected, ["reply", (group) => group.reply || NONE]),
+    // Questions that were each asked once show examples, but no pattern.
+    repeated && byQuestion,
     Object.entries(fields).map(([name, groups]) => table(`By ${name}`, name, groups)),
     table("By reply", "reply", replies, expected),
+    !repeated && byQuestion,
   ];
 }

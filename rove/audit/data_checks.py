@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections import Counter, defaultdict
@@ -63,6 +64,9 @@ NEAR = 0.8
 """Two texts are near duplicates if they share at least this fraction of their n-grams."""
 MIN_DIGITS = 5
 """Minimum number of digits that the numbers in a text must have together to identify a problem."""
+MIN_EXPECTED, FEW_OF_EXPECTED, MAX_SHARE_BY_CHANCE = 5, 0.2, 0.95
+"""Rows come in pairs if there are fewer than the second share of the larger groups that chance would make, and chance would make
+at least the first number; the last one limits the share from which this number is computed."""
 MIN_WORDS = 12
 """Minimum number of words for n-grams; shorter texts are only compared as a whole."""
 SHIFT_SHARE = 0.5
@@ -123,7 +127,7 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
         # If training rows resemble each other as often, they come from one template, and the evaluation rows are not copies.
         within = len(_resembling(others, part)) / len(part)
         text = f"{share:.0%} of {len(evaluation)} evaluation rows nearly equal a training row"
-        is_template = within > 0.7 * share
+        is_template = within > 0.7 * share and not _come_in_pairs([*train, *evaluation], share)
         if is_template:
             text += (
                 f"; {within:.0%} of the training rows nearly equal another one: ignore this if all rows come from one "
@@ -300,6 +304,22 @@ def _same_numbers(train: Sequence[Row], evaluation: Sequence[Row], in_order: boo
         signature = _signature(row, in_order)
         if signature is not None and signature in rows:
             yield row, rows[signature]
+
+
+def _come_in_pairs(rows: Sequence[Row], share: float) -> bool:
+    """Return whether hardly any three rows have the same numbers and answer, although many would if numbers met by chance.
+
+    Problems that were each written in two wordings come in pairs; a template with few possible numbers has groups of all sizes.
+
+    Args:
+        share: Share of rows that have such a partner.
+    """
+    sizes = Counter(signature for row in rows if (signature := _signature(row, in_order=True)) is not None)
+    num_pairs = sum(size == 2 for size in sizes.values())
+    num_larger = sum(size > 2 for size in sizes.values())
+    # By chance, the number of rows in a group has a Poisson distribution.
+    expected = num_pairs * -math.log(1 - min(share, MAX_SHARE_BY_CHANCE)) / 3
+    return expected >= MIN_EXPECTED and num_larger < FEW_OF_EXPECTED * expected
 
 
 def _reworded(train: Sequence[Row], evaluation: Sequence[Row]) -> list[tuple[Row, Row]]:

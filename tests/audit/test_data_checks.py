@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,21 @@ def test_rows_from_one_template_are_named(is_template: bool) -> None:
     [finding] = check_overlap(train, [row(train_row["text"] + " at noon") for train_row in plain], has_both=True)
     assert ("come from one template" in finding.text) == is_template
     assert finding.severity is (Severity.LOW if is_template else Severity.MEDIUM)
+
+
+@pytest.mark.parametrize(("most", "severity"), [(10**6, Severity.MEDIUM), (9, Severity.LOW)])
+def test_problems_in_two_wordings_before_the_split(most: int, severity: Severity) -> None:
+    """With large numbers, equal numbers are the same problem; with small ones, they meet by chance in groups of all sizes."""
+    rng = random.Random(0)
+    rows: list[dict[str, Any]] = []
+    for _ in range(200):
+        numbers = 100 + rng.randint(0, most), 200 + rng.randint(0, most // 3), 300
+        for words in ("{} buys {}, {} and {} nails.", "For {}, there are {} nails, then {}, then {}."):
+            name = "".join(rng.choices("abcdefgh", k=8))
+            rows.append(row(words.format(name, *numbers), str(sum(numbers))))
+    rng.shuffle(rows)
+    [finding] = check_overlap(rows[:200], rows[200:], has_both=True)
+    assert finding.severity is severity
 
 
 def questions(wrong_rows: int, template: str = "Write the symbol of element{}.") -> list[dict[str, Any]]:

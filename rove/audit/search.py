@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 from rove.audit.baseline import Baseline, beats_guess, is_higher
 from rove.audit.game_checks import actions_of
 from rove.audit.replies import Form, constant, forms
-from rove.audit.reward_checks import severity_of
+from rove.audit.reward_checks import PAID_SHARE, severity_of
 from rove.audit.subject import Measured, Policy, Subject
-from rove.core.findings import Finding
+from rove.core.findings import Finding, Severity
 from rove.core.messages import Messages
 from rove.core.state import State, bookkeeping
 
@@ -85,11 +85,13 @@ async def search(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterat
     guess = await subject.measure(guess_name, base.guess, subject.count, seed=seed + 1, train=True)
     if is_higher(confirmed, guess, base.range):
         num_replies = sum(count for count, _ in rounds)
+        share = (confirmed.mean - guess.mean) / base.range
         yield confirmed.finding(
             "policy-search",
             f"a search over {num_replies} replies found one that earns {confirmed.mean:.3f} on other "
             f"rows; a guess earns {guess.mean:.3f}",
-            severity_of((confirmed.mean - guess.mean) / base.range),
+            # The best of many replies may be right for a part of a task, such as one of six fields.
+            severity_of(share) if share >= PAID_SHARE else Severity.LOW,
             floor=guess.mean,
         )
 

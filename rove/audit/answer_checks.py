@@ -7,26 +7,11 @@ import re
 import statistics
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from rove.audit.baseline import (
-    Baseline,
-    beats_guess,
-)
-from rove.audit.replies import (
-    corrections,
-    corruptions,
-    from_answer,
-    hedges,
-)
+from rove.audit.baseline import Baseline, beats_guess
+from rove.audit.replies import corrections, corruptions, from_answer, hedges
 from rove.audit.reward_checks import HIGH_SHARE, MIN_WRONG, ROUNDING, TIED_SHARE
 from rove.audit.similarity import similarity
-from rove.audit.subject import (
-    Measured,
-    Policy,
-    Subject,
-    highest,
-    measure_promising,
-    reward_of,
-)
+from rove.audit.subject import Measured, Policy, Subject, highest, measure_promising, reward_of
 from rove.core.findings import Finding, Severity
 from rove.core.messages import Messages
 from rove.core.state import State

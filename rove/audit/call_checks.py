@@ -466,9 +466,9 @@ def listed_items(result: str, are_numbers: bool) -> list[Any]:
     for entry in content:
         # The first key is usually "id", "name" or "key".
         text = str(next(iter(entry.values()), "") if isinstance(entry, dict) else entry)
-        found = re.search(r"\d+" if are_numbers else r"[\w.@-]*\w", text)
-        if found:
-            items[int(found[0]) if are_numbers else found[0]] = None
+        value = re.search(r"\d{1,40}" if are_numbers else r"[\w.@-]*\w", text)
+        if value:
+            items[int(value[0]) if are_numbers else value[0]] = None
     return list(items)
 
 

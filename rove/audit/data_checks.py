@@ -64,9 +64,12 @@ NEAR = 0.8
 """Two texts are near duplicates if they share at least this fraction of their n-grams."""
 MIN_DIGITS = 5
 """Minimum number of digits that the numbers in a text must have together to identify a problem."""
-MIN_EXPECTED, FEW_OF_EXPECTED, MAX_SHARE_BY_CHANCE = 5, 0.2, 0.95
-"""Rows come in pairs if there are fewer than the second share of the larger groups that chance would make, and chance would make
-at least the first number; the last one limits the share from which this number is computed."""
+MIN_EXPECTED = 5
+"""Number of groups of three equal problems or more that chance must make before their absence shows something."""
+FEW_OF_EXPECTED = 0.2
+"""Rows come in pairs if there are fewer than this share of the larger groups that chance would make."""
+MAX_SHARE_BY_CHANCE = 0.95
+"""Share of rows with an equal one from which the number of larger groups is computed at most; at 1 it would be infinite."""
 MIN_WORDS = 12
 """Minimum number of words for n-grams; shorter texts are only compared as a whole."""
 SHIFT_SHARE = 0.5

@@ -55,6 +55,8 @@ MAX_REPLY_CHARS = 300
 """Maximum characters of a strange reply in a finding."""
 MAX_REPEATED = 3
 """Maximum number of policies whose failed rollout is repeated."""
+CALL_ROUNDS = 12
+"""Number of times that each tool is called in environments without scripted policies, as far as a rollout has turns."""
 MIN_CHANGED, CHANGED_SHARE = 3, 0.1
 """Minimum number and share of rollouts with other messages for a finding."""
 CHANGING = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8,}\b|/tmp/\S+|\d+:\d+(:\d+)?|\d+(\.\d+)? ?m?s(ec\w*)?\b")
@@ -226,8 +228,9 @@ async def check_determinism(
             return
     if base.tools and not base.honest:
         name = "calls with values of the prompt"
-        first = await subject.measure(f"{name}, first time", calls_with_values, REPEATED_EXAMPLES)
-        repeated = await subject.measure(f"{name}, again", calls_with_values, REPEATED_EXAMPLES)
+        calls = calls_with_values(rounds=CALL_ROUNDS)
+        first = await subject.measure(f"{name}, first time", calls, REPEATED_EXAMPLES)
+        repeated = await subject.measure(f"{name}, again", calls, REPEATED_EXAMPLES)
         # Results of sound tools may have numbers of tickets, dates, or remarks such as "cached".
         difference = _other_messages(first, repeated, "in the same process", _is_refused_once)
         if difference is not None:

@@ -55,7 +55,7 @@ def options_of(prompt: str) -> dict[str, str]:
 
 def choices_by_looks(form: Form, prompts: Sequence[str], answers: Sequence[object]) -> dict[str, Policy]:
     """Return policies that choose an option without knowing anything about the question; {} if few prompts list options."""
-    usable = [prompt for prompt in prompts if _without_looks(prompt)]
+    usable = [prompt for prompt in prompts if _options_unless_about_looks(prompt)]
     if len(usable) < max(1, MIN_SHARE * len(prompts)):
         return {}
     labels = {label.upper() for prompt in usable for label in options_of(prompt)}
@@ -70,7 +70,7 @@ def choices_by_looks(form: Form, prompts: Sequence[str], answers: Sequence[objec
     return {name: _chooses(rule, form, are_labels) for name, rule in rules.items()}
 
 
-def _without_looks(prompt: str) -> dict[str, str]:
+def _options_unless_about_looks(prompt: str) -> dict[str, str]:
     """Return the options of a prompt that does not ask about their looks; else {}."""
     options = options_of(prompt)
     question = prompt
@@ -81,7 +81,7 @@ def _without_looks(prompt: str) -> dict[str, str]:
 
 def _chooses(rule: Callable[[list[str]], str | None], form: Form, are_labels: bool) -> Policy:
     def policy(messages: Messages, state: State, rng: random.Random) -> str:
-        options = _without_looks(last_message(messages))
+        options = _options_unless_about_looks(last_message(messages))
         chosen = rule(list(options.values())) if options else None
         if chosen is None:
             return form("")

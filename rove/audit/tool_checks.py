@@ -289,7 +289,7 @@ async def check_error_leaks(subject: Subject, base: Baseline) -> AsyncIterator[F
         return
     best = calling_policy(base)
     moves = moves_by_row(best) if best is not None else {}
-    policies: dict[str, Policy] = {"calls with values of the row": _calls_with_row_values}
+    policies: dict[str, Policy] = {"calls with values of the row": calls_with_values(rounds=1)}
     if moves:
         policies["calls with wrong arguments"] = replayed(lambda row: _changed_calls(moves.get(row, [])))
     for name, policy in policies.items():
@@ -369,10 +369,10 @@ def _typed(text: str, value: Any) -> Any:
     """Return a text as a number if `value` is one, with decimals if the text needs them."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return text.strip("'\"")
-    if not re.fullmatch(r"-?\d+(\.\d+)?", text):
-        return value
-    number = float(text)
-    return int(number) if isinstance(value, int) and number.is_integer() else number
+    whole = re.fullmatch(r"(-?\d+)(\.0*)?", text)
+    if whole:  # not by way of a float, which would change long numbers
+        return int(whole[1])
+    return float(text) if re.fullmatch(r"-?\d+\.\d+", text) else value
 
 
 def _errors(completion: list[Any]) -> list[Any]:
@@ -406,16 +406,6 @@ def _neutral_value(value: Any) -> Any:
     return type(value)(0) if type(value) in (int, float) else value
 
 
-def _calls_with_row_values(messages: Messages, state: State, rng: random.Random) -> str | Message:
-    """Call each tool once, with words and numbers of the prompt as its arguments, then give no answer."""
-    tools = bookkeeping(state).tools or []
-    turn = len(bookkeeping(state).trajectory)
-    if turn >= min(2 * CALL_TURNS, len(tools)):
-        return "ok"
-    call = with_values(tools[turn], f"call_{turn}", last_of_prompt(state["prompt"]))
-    return AssistantMessage(None, tool_calls=[call])
-
-
 def _moves_with_row_values(base: Baseline) -> dict[int, Moves]:
     """Return a call of each tool for each row, with words and numbers of its prompt as arguments."""
     moves: dict[int, Moves] = {}
@@ -442,7 +432,8 @@ def with_values(tool: JsonMapping, call_id: str, prompt: str, attempt: int = 0) 
     if not names:
         # The first capitalized word usually begins the sentence, and is not a name.
         names = re.findall(r"\b[A-Z]\w+", prompt)[1:]
-    numbers = re.findall(r"\b\d+\b", prompt) or re.findall(r"\d+", prompt)
+    # Python refuses to read numbers of thousands of digits.
+    numbers = re.findall(r"\b\d{1,40}\b", prompt) or re.findall(r"\d{1,40}", prompt)
     words = iter(names or numbers)
     amounts = iter(numbers)
     call = example_call(tool, call_id)
@@ -506,16 +497,19 @@ def _is_word(kind: str) -> bool:
     return kind in ("number", "Word", "word", "_")
 
 
-def calls_with_values(messages: Messages, state: State, rng: random.Random) -> str | Message:
-    """Call all tools in turn, each time with other values of the prompt that fit their descriptions."""
-    tools = bookkeeping(state).tools or []
-    turn = len(bookkeeping(state).trajectory)
-    if not tools or turn >= 2 * CALL_TURNS:
-        return "ok"
-    tool = tools[turn % len(tools)]
-    prompt = last_of_prompt(state["prompt"])
-    call = with_values(tool, f"call_{turn}", prompt, attempt=turn // len(tools))
-    return AssistantMessage(None, tool_calls=[call])
+def calls_with_values(rounds: int) -> Policy:
+    """Return a policy that calls all tools in turn with values of the prompt, in each round with others, then gives no answer."""
+
+    def policy(messages: Messages, state: State, rng: random.Random) -> str | Message:
+        tools = bookkeeping(state).tools or []
+        turn = len(bookkeeping(state).trajectory)
+        if turn >= min(2 * CALL_TURNS, rounds * len(tools)):
+            return "ok"
+        tool, prompt = tools[turn % len(tools)], last_of_prompt(state["prompt"])
+        call = with_values(tool, f"call_{turn}", prompt, attempt=turn // len(tools))
+        return AssistantMessage(None, tool_calls=[call])
+
+    return policy
 
 
 def _named_value(argument: str, prompt: str) -> str:

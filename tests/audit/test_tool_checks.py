@@ -358,7 +358,15 @@ def test_odd_schemas_of_tools_have_no_descriptions(parameters: Any) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value", "typed"),
-    [("17.00", 5, 17), ("17.25", 5, 17.25), ("17", 5.0, 17.0), ("'R5'", "R1", "R5"), ("x", 5, 5), ("1", True, "1")],
+    [
+        ("17.00", 5, 17),
+        ("17.25", 5, 17.25),
+        ("17", 5.0, 17),
+        ("12345678901234567891", 5, 12345678901234567891),
+        ("'R5'", "R1", "R5"),
+        ("x", 5, 5),
+        ("1", True, "1"),
+    ],
 )
 def test_a_value_of_a_message_has_the_type_of_the_argument(text: str, value: Any, typed: Any) -> None:
     assert repr(_typed(text, value)) == repr(typed)

@@ -18,13 +18,12 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from suite import ENVIRONMENTS, RUNS, STRANGERS
+from suite import ENVIRONMENTS, RUNS, STRANGERS, is_complete
 
 
-def is_complete(folder: Path) -> bool:
+def took_one_session(folder: Path) -> bool:
     """Return whether a run was completed in one session, whose log then has its whole time."""
-    sessions = folder / "cpu_seconds.txt"
-    return (folder / "complete.json").exists() and len(sessions.read_text().split()) == 1
+    return is_complete(folder) and len((folder / "cpu_seconds.txt").read_text().split()) == 1
 
 
 def steps_of(stage: Path) -> int:
@@ -45,7 +44,7 @@ def main() -> None:
     table = Table("environment", "seed", "CPU-min", "minutes", "estimate", "ratio", "GB", "estimate", "ratio")
     ratios: list[list[float]] = [[], []]
     for env in names:
-        runs = [(seed, RUNS / f"{env}-{seed}") for seed in args.seeds if is_complete(RUNS / f"{env}-{seed}")]
+        runs = [(seed, RUNS / f"{env}-{seed}") for seed in args.seeds if took_one_session(RUNS / f"{env}-{seed}")]
         for seed, folder in runs:
             made = json.loads((folder / "estimate.json").read_text())  # see `rove.doctor.estimate.Estimate`
             text = (folder / "log.txt").read_text()

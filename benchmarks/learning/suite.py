@@ -6,6 +6,8 @@
 
 A run has learned if its final model is better than the model after SFT and than the weakest scripted policy: the 95% interval
 of the mean difference in reward (T = 1, the same 1,000 held-out examples) is above 0. `rove compare` computes the same interval.
+It has reached the ceiling if it is better than the weakest policy, not detectably better than after SFT, and not detectably
+worse than the best policy.
 Repeat the command to continue a stopped run.
 """
 
@@ -55,10 +57,15 @@ class Reward(NamedTuple):
         return f"{self.mean:.2f} ± {(self.high - self.low) / 2:.2f}"
 
 
+def is_complete(folder: Path) -> bool:
+    """Return whether all stages of a run, and this script's record of its CPU time, are complete."""
+    return (folder / "complete.json").exists() and (folder / "cpu_seconds.txt").exists()
+
+
 def train(env: str, seed: int) -> None:
     """Run `rove train`, and record its CPU time and its result."""
     folder = RUNS / f"{env}-{seed}"
-    if (folder / "results.json").exists():
+    if is_complete(folder):
         return
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     words = [str(HERE / "strangers" / f"{env}.py")]
@@ -82,7 +89,7 @@ def train(env: str, seed: int) -> None:
 def read(env: str, seed: int) -> dict[str, Any] | None:
     """Return the rewards and the CPU time of a complete run."""
     folder = RUNS / f"{env}-{seed}"
-    if not (folder / "results.json").exists():
+    if not is_complete(folder):
         return None
     rows = {
         row["name"]: row["conditions"]["sampled"]["reward"] for row in json.loads((folder / "results.json").read_text())
@@ -91,18 +98,23 @@ def read(env: str, seed: int) -> dict[str, Any] | None:
         name: Reward(one["mean"], *(one["mean"] if one[end] is None else one[end] for end in ("low", "high")))
         for name, one in rows.items()
     }
-    policies = [reward for name, reward in rewards.items() if name.startswith("scripted:")]
+    policies = sorted((name for name in rewards if name.startswith("scripted:")), key=lambda name: rewards[name].mean)
     names = [name for name in rewards if not name.startswith("scripted:")]
-    weakest = min((name for name in rewards if name.startswith("scripted:")), key=lambda name: rewards[name].mean)
+    weakest, best = policies[0], policies[-1]
     sft = "+ SFT" if "+ SFT" in rewards else "base"
-    gains = [difference(folder, one, names[-1]) for one in (sft, weakest)]
+    gain, over_weakest, over_best = (difference(folder, row, names[-1]) for row in (sft, weakest, best))
+    verdict = "no"
+    if over_weakest.direction > 0 and gain.direction > 0:
+        verdict = "yes"
+    elif over_weakest.direction > 0 and over_best.direction >= 0:
+        verdict = "ceiling"
     return {
         "weakest": rewards[weakest],
-        "best": max(policies, key=lambda one: one.mean),
+        "best": rewards[best],
         "SFT": rewards[sft],
         "RL": rewards[names[-1]],
-        "gain": f"{gains[0].difference:.2f} [{gains[0].low:.2f}, {gains[0].high:.2f}]",
-        "learned": all(one.direction > 0 for one in gains),
+        "gain": f"{gain.difference:.2f} [{gain.low:.2f}, {gain.high:.2f}]",
+        "learned": verdict,
         "cpu": sum(map(float, (folder / "cpu_seconds.txt").read_text().split())) / 60,
     }
 
@@ -123,9 +135,7 @@ def table(envs: list[str], seeds: list[int]) -> Table:
             if found is not None:
                 policies = [f"{found[name].mean:.2f}" for name in ("weakest", "best")]
                 values = [str(found[name]) for name in ("SFT", "RL", "gain")]
-                made.add_row(
-                    env, str(seed), *policies, *values, "yes" if found["learned"] else "no", f"{found['cpu']:.1f}"
-                )
+                made.add_row(env, str(seed), *policies, *values, found["learned"], f"{found['cpu']:.1f}")
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -64,7 +65,6 @@ def print_plan(path: Path, recipe: Recipe, pipeline: Pipeline, is_given: bool, a
 def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
     """Return hints for the end of the output, such as how to see the curves and how to compare the last two stages."""
     recipe, rows = pipeline.recipe, pipeline.rows
-    env = named_environment(recipe.env, recipe.env_dir, recipe.env_args)
     condition = recipe.conditions[0].name
     steps = [f"curves: {recipe.folder}/*/curves.png"]
     if len(rows) > 1:
@@ -72,9 +72,24 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
         steps.append(f"compare the last two rows on the same examples: rove compare {first} {last}")
     return [
         *steps,
-        f"evaluate the model: rove eval {env} -m {rows[-1].model}",
+        f"evaluate the model on the examples of the table: {table_command(recipe, rows[-1].model)}",
         f"change the recipe: edit a copy of {path}, then rove train {recipe.env} --recipe COPY --run-dir FOLDER",
     ]
+
+
+def table_command(recipe: Recipe, model: str) -> str:
+    """Return the command that evaluates a model as the first condition of the table does, on the same examples."""
+    table, first = recipe.evaluation, recipe.conditions[0].config
+    words = ["rove", "eval", "-m", model, "-n", str(table.num_examples), "-r", str(table.rollouts_per_example)]
+    if table.max_tokens is not None:
+        words += ["-t", str(table.max_tokens)]
+    if first.temperature is not None:
+        words += ["-T", f"{first.temperature:g}"]
+    if table.skip_examples:  # these examples have chosen the weights
+        words += ["--skip_examples", str(table.skip_examples)]
+    return (
+        f"{shlex.join(words[:2])} {named_environment(table.env, table.env_dir, table.env_args)} {shlex.join(words[2:])}"
+    )
 
 
 @click.command(

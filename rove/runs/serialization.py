@@ -65,11 +65,14 @@ class _StoredOutcome(msgspec.Struct, frozen=True):
 
 
 class RolloutListing(Outcome, frozen=True):
-    """A rollout as shown in lists: an outcome with prompt, completion, expected answer, temperature and schema version."""
+    """A rollout as shown in lists: an outcome with prompt, completion, expected answer, the row's `info`, temperature and schema
+    version.
+    """
 
     prompt: list[MessageDict] = []
     completion: list[MessageDict] = []
     answer: str = ""
+    info: msgspec.Raw = msgspec.Raw(b"null")
     temperature: float | None = None
     schema_version: int = SCHEMA_VERSION
 

@@ -24,9 +24,13 @@ def run_folder(run_dir: str | Path | None, *parts: str, identity: JsonMapping) -
 
 
 def file_name(part: str) -> str:
-    """Return the last two parts of a model or environment name, with unsafe characters replaced."""
-    tail = "-".join(part.strip("/").split("/")[-2:])
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in tail)
+    """Return the last two parts of a model or environment name, with unsafe characters replaced.
+
+    The name does not begin with a dot: `ls` and `rove view` do not show hidden folders.
+    """
+    parts = [name for name in part.split("/") if name not in ("", ".", "..")]
+    tail = "-".join(parts[-2:]) or Path(part).resolve().name  # the name of ".", the current folder
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in tail).lstrip(".")
 
 
 def short(model: str) -> str:

@@ -27,6 +27,8 @@ PROGRESS_LINES = 5
 """Approximate number of progress lines that a task prints if the output is not a terminal."""
 SHOW_AFTER_S = 10.0
 """Seconds after which a step shows the progress within it."""
+LOG_AFTER_S = 5.0
+"""Minimum seconds between two lines of a task in a plain log, except for its last line."""
 LOG_EVERY_S = 30.0
 """Maximum seconds between two lines of a plain log."""
 
@@ -193,7 +195,8 @@ class ConsoleReporter:
     def progress(self, title: str, total: int = 0, done: int = 0) -> Generator[TaskProgress]:
         """Show a live progress bar with a status text and the progress within long steps.
 
-        Without a terminal, print about `PROGRESS_LINES` lines in total, and a line every `every_s` seconds in long steps.
+        Without a terminal, print at most about `PROGRESS_LINES` lines, fewer for a quick task, and a line every `every_s` seconds
+        in long steps.
         """
         if not self.console.is_terminal:
             with self._log_lines(title, total, done) as task:
@@ -222,8 +225,9 @@ class ConsoleReporter:
     @contextmanager
     def _log_lines(self, title: str, total: int, done: int) -> Generator[TaskProgress]:
         def show(task: TaskProgress) -> None:
-            # A log of a long run should not consist of progress lines.
-            if task.count % max(1, task.total // PROGRESS_LINES) == 0 or task.count == task.total:
+            # A log of a long run should not consist of progress lines, nor should that of many quick tasks.
+            is_due = task.count % max(1, task.total // PROGRESS_LINES) == 0 and heartbeat.silence() >= LOG_AFTER_S
+            if is_due or task.count == task.total:
                 self.console.print(task.line, soft_wrap=True)
                 heartbeat.printed()
 
@@ -347,6 +351,10 @@ class Heartbeat:
     def printed(self) -> None:
         """Record that a line was printed now."""
         self._last = time.monotonic()
+
+    def silence(self) -> float:
+        """Return the seconds since the last line, or since the start."""
+        return time.monotonic() - self._last
 
     def _run(self) -> None:
         # Waits from the last line, so that regular lines of the task keep the heartbeat silent.

@@ -122,8 +122,11 @@ def run_rl(
         if coverage:
             reporter.note(coverage)
 
+        held_out: dict[str, float] = {}  # the last evaluations, which decide when RL ends; most steps have none
+
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
-            progress(step, _status(metrics))
+            held_out.update(_held_out_of(metrics))
+            progress(step, _status({**metrics, **held_out}))
             if watch is not None:
                 watch(metrics, config.steps)
 
@@ -152,15 +155,22 @@ def run_rl(
     return TrainingResult(final, run)
 
 
+def _held_out_of(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the results of the evaluations after a step; {} for most steps."""
+    return {
+        name: value
+        for name, value in metrics.items()
+        if name.startswith("eval/") and name.endswith(("/reward/mean", "/missed"))
+    }
+
+
 def _status(metrics: Mapping[str, float]) -> str:
     """Return the metrics of a step for the line below the progress bar."""
     parts = [f"reward {metrics['reward/mean']:.3f}"]
     for name, value in metrics.items():
         if name.startswith("reward/") and name != "reward/mean":
             parts.append(f"{name.removeprefix('reward/')} {value:.2f}")
-    for name, value in metrics.items():
-        if name.startswith("eval/") and name.endswith(("/reward/mean", "/missed")):
-            parts.append(f"{name} {value:.3f}")
+    parts += [f"{name} {value:.3f}" for name, value in _held_out_of(metrics).items()]
     entropy = metrics.get("entropy/all/mean")  # missing if every group has zero advantage
     parts.append("entropy –" if entropy is None else f"entropy {entropy:.3f}")
     parts.append(f"zero-advantage groups {metrics['groups/zero_spread']:.0f}/{metrics['groups/all']:.0f}")

@@ -90,7 +90,8 @@ def _card(
 ) -> str:
     kind, model = run.config()["kind"], config.model
     kept_step = _kept_step(run, summary)
-    if not measurements:
+    measured_in_training = not measurements
+    if measured_in_training:
         name = f"after step {kept_step}"
         measurements = _evaluations(run, config, kept_step)
     base = _base_metadata(model)
@@ -119,7 +120,7 @@ def _card(
     front_matter = data.to_yaml().rstrip("\n")  # pyright: ignore[reportUnknownMemberType]
     lines = ["---", front_matter, "---", "", f"# {subject}", "", "## Training", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {_cell(value)} |" for name, value in facts.items()]
-    lines += ["", "## Results", "", *_results(run, summary, measurements, kept_step)]
+    lines += ["", "## Results", "", *_results(run, summary, measurements, kept_step, measured_in_training)]
     lines += ["", "## Use", "", *_usage(config, library, folder), ""]
     return "\n".join(lines)
 
@@ -249,8 +250,14 @@ def _software(run: Run) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items() if name != "platform")
 
 
-def _results(run: Run, summary: JsonMapping, measurements: Sequence[Measurement], kept_step: int) -> Iterator[str]:
-    """Yield the table of results; without evaluations, yield the last measurement of the training itself."""
+def _results(
+    run: Run, summary: JsonMapping, measurements: Sequence[Measurement], kept_step: int, measured_in_training: bool
+) -> Iterator[str]:
+    """Yield the table of results; without evaluations, yield the last measurement of the training itself.
+
+    Args:
+        measured_in_training: Whether the measurements are those by which the training may have chosen the weights.
+    """
     if not measurements:
         row = next(row for row in reversed(run.metrics()) if row["step"] == kept_step)
         values = [f"{name} {row[name]:.4g}" for name in ("reward/mean", "validation_loss", "loss") if name in row]
@@ -266,7 +273,7 @@ def _results(run: Run, summary: JsonMapping, measurements: Sequence[Measurement]
     if note:
         yield from ("", f"\\{note}")
     best = summary.get("best")
-    if best and best["metric"].startswith("eval/"):
+    if measured_in_training and best and best["metric"].startswith("eval/"):
         yield ""
         yield f"The weights were chosen by `{best['metric']}`, so this value is probably higher than on new examples."
 

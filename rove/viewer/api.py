@@ -141,8 +141,11 @@ def run(store: RunStore, params: QueryParams) -> JsonObject:
         "known_tags": index.annotations.tags(),
         "annotated": bool(index.annotations.rollouts),
         "bad_annotations": len(index.annotations.bad),
-        "values": [name for name in columns if name not in queries.TEXT_COLUMNS],
+        "values": [
+            name for name in columns if name not in queries.TEXT_COLUMNS and not name.startswith(queries.INFO_PREFIX)
+        ],
         "sorts": list(columns),
+        "info": [name for name in columns if name.startswith(queries.INFO_PREFIX)],
         "scores": list(index.columns()) if progress.size else [],
         "range": queries.reward_range(index) if progress.size else [0, 1],
         "threshold": index.pass_threshold,

@@ -104,10 +104,16 @@ def _alert_line(row: Mapping[str, object]) -> str:
 
 T = TypeVar("T")
 
-TABLES_VERSION = 4
+TABLES_VERSION = 5
 """Version of the tables; an index of another version is rebuilt."""
 MAX_SCORE_COLUMNS = 400
 """Maximum number of reward functions and metrics with a column; further functions are only in the rollouts."""
+MAX_INFO_FIELDS = 40
+"""Maximum number of fields of the rows' `info` by which rollouts can be filtered."""
+MAX_INFO_BYTES = 10_000
+"""Maximum size of an `info` whose fields are stored; a larger one contains documents, and reading it takes long."""
+MAX_INFO_CHARS = 160
+"""Maximum length of a text in `info` that is stored."""
 BATCH_LINES = 1000
 """Maximum number of lines per insertion."""
 MAX_CACHED_RESULTS = 200
@@ -142,9 +148,10 @@ FIXED = {
 
 TABLES = f"""
 CREATE TABLE rollouts ({", ".join(f"{name} {kind}" for name, kind in FIXED.items())});
-CREATE TABLE questions (line INTEGER PRIMARY KEY, text TEXT, answer TEXT, reply TEXT);
+CREATE TABLE questions (line INTEGER PRIMARY KEY, text TEXT, answer TEXT, reply TEXT, info TEXT);
 CREATE TABLE bad (line INTEGER PRIMARY KEY, offset INTEGER, size INTEGER, why TEXT);
 CREATE TABLE names (place INTEGER PRIMARY KEY, name TEXT);
+CREATE TABLE info_fields (place INTEGER PRIMARY KEY, name TEXT);
 CREATE TABLE seen (bytes INTEGER, lines INTEGER, mark BLOB, inode TEXT, size INTEGER, changed INTEGER);
 INSERT INTO seen VALUES (0, 0, x'', '', 0, 0);
 CREATE TABLE source (file BLOB);
@@ -236,6 +243,10 @@ class Index:
     def columns(self) -> dict[str, str]:
         """Return name of a score → its column in the table `rollouts`."""
         return {name: f"v{number}" for number, name in self.query("SELECT place, name FROM names ORDER BY place")}
+
+    def info_fields(self) -> list[str]:
+        """Return the names of the fields of the rows' `info`; `questions.info` has their values as a JSON list in this order."""
+        return [str(name) for (name,) in self.query("SELECT name FROM info_fields ORDER BY place")]
 
     def cached(self, name: Hashable, find: Callable[[], T]) -> T:
         """Return the result of `find`, cached until lines or annotations change; callers must not modify it.
@@ -387,8 +398,9 @@ class _Batch:
     def __init__(self, database: sqlite3.Connection):
         self.database = database
         self.places = {name: number for number, name in database.execute("SELECT place, name FROM names")}
+        self.info_places = {name: number for number, name in database.execute("SELECT place, name FROM info_fields")}
         self.rows: list[list[JsonValue]] = []
-        self.questions: list[tuple[int, str, str | None, str | None]] = []
+        self.questions: list[tuple[int, str, str | None, str | None, str | None]] = []
         self.bad: list[tuple[int, int, int, str]] = []
 
     def add(self, number: int, offset: int, line: bytes) -> None:
@@ -403,9 +415,18 @@ class _Batch:
         values = scores.rewards | scores.metrics | scores.rewards if scores else {}
         self._add_names([name for name in values if name not in self.places])
         self.rows.append(row + [values.get(name) for name in self.places])
-        self.questions.append((number, _question(listed), _answer(listed), _reply(listed)))
+        self.questions.append((number, _question(listed), _answer(listed), _reply(listed), self._info(listed)))
         if len(self.rows) >= BATCH_LINES:
             self.store()
+
+    def _info(self, listed: RolloutListing) -> str | None:
+        """Return the values of the row's `info` as a JSON list, in the order of `info_fields`."""
+        fields = _info_values(listed)
+        for name in [name for name in fields if name not in self.info_places]:
+            if len(self.info_places) < MAX_INFO_FIELDS:
+                self.database.execute("INSERT INTO info_fields VALUES (?, ?)", (len(self.info_places), name))
+                self.info_places[name] = len(self.info_places)
+        return msgspec.json.encode([fields.get(name) for name in self.info_places]).decode() if fields else None
 
     def _add_names(self, names: Sequence[str]) -> None:
         for name in names[: MAX_SCORE_COLUMNS - len(self.places)]:
@@ -419,7 +440,7 @@ class _Batch:
         if self.rows:
             marks = ", ".join("?" * len(self.rows[0]))
             self.database.executemany(f"INSERT INTO rollouts VALUES ({marks})", self.rows)
-        self.database.executemany("INSERT INTO questions VALUES (?, ?, ?, ?)", self.questions)
+        self.database.executemany("INSERT INTO questions VALUES (?, ?, ?, ?, ?)", self.questions)
         self.database.executemany("INSERT INTO bad VALUES (?, ?, ?, ?)", self.bad)
         self.rows, self.questions, self.bad = [], [], []
 
@@ -459,6 +480,25 @@ def _question(listed: RolloutListing) -> str:
 def _answer(listed: RolloutListing) -> str | None:
     """Return the expected answer, shortened; None if there is none."""
     return utf8_text(excerpt(listed.answer, MAX_QUESTION_CHARS)) or None
+
+
+def _info_values(listed: RolloutListing) -> dict[str, str | float]:
+    """Return the fields of the row's `info` that are numbers, truth values or short texts."""
+    encoded = bytes(listed.info)
+    if len(encoded) > MAX_INFO_BYTES:
+        return {}
+    info = msgspec.json.decode(encoded)
+    fields: dict[str, str | float] = {}
+    for name, value in info.items() if isinstance(info, dict) else ():
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # so that 3.0 is shown and compared as 3
+        if isinstance(value, bool):
+            fields[utf8_text(name)] = str(value)
+        elif (isinstance(value, (int, float)) and abs(value) < 1 << 53) or (
+            isinstance(value, str) and len(value) <= MAX_INFO_CHARS
+        ):
+            fields[utf8_text(name)] = utf8_text(value) if isinstance(value, str) else value
+    return fields
 
 
 def _reply(listed: RolloutListing) -> str | None:

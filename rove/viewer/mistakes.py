@@ -12,6 +12,7 @@ import msgspec
 from rove.core.messages import text_of
 from rove.core.plain import JsonMapping, JsonObject, MessageDict
 from rove.statistics.format import cut, number, percent
+from rove.statistics.intervals import beta_below
 from rove.utils.units import counted
 from rove.viewer.html import utf8_text
 from rove.viewer.index import Index
@@ -27,7 +28,9 @@ MAX_FIELDS = 4
 MAX_VALUES = 12
 """Maximum number of values of a listed field; numbers with more values are divided into `NUM_RANGES` ranges."""
 NUM_RANGES = 4
-MIN_EXPLAINED = 0.05
+MAX_CHANCE = 0.01
+"""A field is listed if its groups would differ as much by chance with at most this probability (F test)."""
+MIN_EXPLAINED = 0.005
 """Minimum share of the variance of the rewards that a listed field explains."""
 MIN_LOST = 0.005
 """Minimum share of the lost reward of a listed question or reply."""
@@ -125,13 +128,14 @@ def describe_mistakes(
         best: The best reward. Default: the highest reward of these rollouts.
 
     Returns:
-        `summary`: sentences, the most important one first. `field_sentences`: those about fields of the rows. `share`: lost
-        reward / best possible reward, None if that is not above 0. `worst`: `line` of the worst rollout and `words` about its
-        end, None if no reward is lost. `has_turns`: whether a rollout has several turns. `questions` and `replies`: groups, those
-        that lose most first, each with `name`, `answer`, `reply`, `turns` and `ending` (of the worst rollout), `rollouts`,
-        `wrong` (number of rollouts that lose reward), `mean`, `before` (mean of the earlier model, None without it), `lost`
-        (share of the lost reward), `points` (lost reward) and `line` (of the worst rollout). `fields`: name → groups, in the
-        order of the values, for the fields that explain most of the variance.
+        `summary`: sentences, the most important one first. `field_sentences`: those about fields of the rows. `best`: the best
+        reward. `wrong`: number of rollouts that earn less. `share`: lost reward / best possible reward, None if that is not above
+        0. `worst`: `line` of the worst rollout and `words` about its end, None if no reward is lost. `has_turns`: whether a
+        rollout has several turns. `questions` and `replies`: groups, those that lose most first, each with `name`, `answer`,
+        `reply`, `turns` and `ending` (of the worst rollout), `rollouts`, `wrong` (number of rollouts that lose reward), `mean`,
+        `before` (mean of the earlier model, None without it), `lost` (share of the lost reward), `points` (lost reward) and
+        `line` (of the worst rollout). `fields`: name → groups, in the order of the values, for the fields that explain most of
+        the variance.
     """
     best = max((rollout.reward for rollout in (*rollouts, *earlier_rollouts)), default=0.0) if best is None else best
     lost = sum(best - rollout.reward for rollout in rollouts)
@@ -139,6 +143,8 @@ def describe_mistakes(
         return {
             "summary": [f"None of {counted(len(rollouts), 'rollout')} lost reward."] if rollouts else [],
             "field_sentences": [],
+            "best": best,
+            "wrong": 0,
             "share": 0.0 if rollouts else None,
             "worst": None,
             "has_turns": False,
@@ -165,6 +171,8 @@ def describe_mistakes(
             *_reply_sentences(repeated),
         ],
         "field_sentences": _field_sentences(fields, rollouts),
+        "best": best,
+        "wrong": len(wrong),
         "share": lost / possible if possible > 0 else None,
         "worst": {"line": wrong[0].line, "words": _worst_words(wrong[0])},
         "has_turns": any(rollout.turns > 1 for rollout in rollouts),
@@ -300,15 +308,35 @@ def _field_groups(
 
         groups = _groups(rollouts, earlier_rollouts, value, best, lost)
         between = sum(group["rollouts"] * (group["mean"] - mean) ** 2 for group in groups)
-        # A field of noise explains (groups − 1) / (rollouts − 1) on average: Wherry's correction removes this.
-        freedom = len(rollouts) - len(groups)
-        share = 1 - (1 - between / variance) * (len(rollouts) - 1) / freedom if freedom > 0 else 0.0
-        if len(groups) > 1 and share >= MIN_EXPLAINED:
+        share, chance = explained_variance(between / variance, len(groups), len(rollouts))
+        if share >= MIN_EXPLAINED and chance <= MAX_CHANCE:
             order = {text: position for position, text in enumerate(label.order)}
             groups.sort(key=lambda group: order.get(group["name"], len(order)))
             explained.append((share, name, groups))
     explained.sort(key=lambda entry: -entry[0])
     return {name: groups for _, name, groups in explained[:MAX_FIELDS]}
+
+
+def explained_variance(share: float, groups: int, rollouts: int) -> tuple[float, float]:
+    """Return the share of the variance that groups explain beyond chance, and the probability of such a share by chance.
+
+    Rare errors leave a small share also to a field that causes them, and a field of many values explains some share of any
+    rewards. So the share itself does not tell whether a field matters.
+
+    Args:
+        share: Variance between the means of the groups / variance of the rewards, 0 to 1.
+        groups: Number of groups.
+        rollouts: Number of rollouts.
+
+    Returns:
+        The share without the part that a field of noise explains on average (Wherry's correction), and the probability of at
+        least `share` if the groups do not differ (F test); 0 and 1 if there are too few groups or rollouts to tell.
+    """
+    freedom = rollouts - groups
+    if groups < 2 or freedom < 1:
+        return 0.0, 1.0
+    corrected = 1 - (1 - share) * (rollouts - 1) / freedom
+    return corrected, beta_below(1 - share, freedom / 2, (groups - 1) / 2)
 
 
 class _Labels:

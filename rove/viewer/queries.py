@@ -1,7 +1,7 @@
 """Queries on the rollouts of a run, from its index: pages of rows, facets, histograms, reasons for failures.
 
 A filter consists of URL parameters: `is.stop=done` (repeat it for alternatives), `from.reward=0.5` (at least), `to.reward=1`
-(below). Scores are named `score.NAME`. An empty value selects rollouts
+(below). Scores are named `score.NAME`, fields of the rows' `info` are named `info.NAME`. An empty value selects rollouts
 without a value. `is.tag=good` selects rollouts with this tag; `is.noted=1` selects rollouts with a note.
 """
 
@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import compress
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from rove.viewer.index import FIXED, Index
 from rove.viewer.rollouts import read_line
 
 SCORE_PREFIX = "score."
+INFO_PREFIX = "info."
 NUMERIC_COLUMNS = (
     "reward",
     "turns",
@@ -91,9 +93,13 @@ def columns(index: Index) -> dict[str, str]:
         "reply": text.format("reply"),
     }
     scores = {SCORE_PREFIX + name: column for name, column in index.columns().items()}
-    return (
-        {name: name for name in (*NUMERIC_COLUMNS, *TEXT_COLUMNS, *FLAG_COLUMNS)} | expressions | NOTED_COLUMN | scores
-    )
+    # By their place: a name may contain anything, also SQL.
+    info = {
+        INFO_PREFIX + name: text.format(f"json_extract(info, '$[{place}]')")
+        for place, name in enumerate(index.info_fields())
+    }
+    names = {name: name for name in (*NUMERIC_COLUMNS, *TEXT_COLUMNS, *FLAG_COLUMNS)}
+    return names | expressions | NOTED_COLUMN | scores | info
 
 
 def parse_filter(available: Mapping[str, str], conditions: Iterable[tuple[str, str]]) -> Filter:
@@ -113,7 +119,7 @@ def parse_filter(available: Mapping[str, str], conditions: Iterable[tuple[str, s
             continue
         column = _column(available, name)
         if kind == "is":
-            any_of.setdefault(name, []).append(_value(name, value))
+            any_of.setdefault(name, []).extend(_values(name, value))
         else:
             parts.append(f"{column} {'>=' if kind == 'from' else '<'} ?")
             values.append(_number(name, value))
@@ -147,10 +153,17 @@ def _column(available: Mapping[str, str], name: str) -> str:
     return available[name]
 
 
-def _value(name: str, value: str) -> object:
+def _values(name: str, value: str) -> list[object]:
+    """Return the values that a condition selects; None selects rollouts without a value."""
     if value == "" and name != "env":
-        return None
-    return value if name in TEXT_COLUMNS else _number(name, value)
+        return [None]
+    if name in TEXT_COLUMNS:
+        return [value]
+    if name.startswith(INFO_PREFIX):  # "3" may be a number in some rows and a text in others
+        with suppress(ConfigError):
+            return [value, _number(name, value)]
+        return [value]
+    return [_number(name, value)]
 
 
 def _number(name: str, value: str) -> float:
@@ -248,7 +261,8 @@ def _facet(index: Index, rows_filter: Filter, name: str) -> dict[str, object]:
     else:
         counts = available.counts(_mask(index, rows_filter))
         counted = [(value, count) for value, count in zip(available.values, counts, strict=True) if count]
-        counted.sort(key=lambda pair: (-pair[1], pair[0] is not None, pair[0]))
+        # A field of `info` may have texts and numbers, which cannot be compared.
+        counted.sort(key=lambda pair: (-pair[1], pair[0] is not None, isinstance(pair[0], str), pair[0]))
     return {"name": name, "values": counted[:MAX_FACET_VALUES], "others": max(0, len(counted) - MAX_FACET_VALUES)}
 
 

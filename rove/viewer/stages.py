@@ -128,6 +128,7 @@ def _stage(stage: Run, metrics: Sequence[JsonMapping]) -> JsonObject:
         "kept_step": step,
         "why_kept": why,
         "kept_initial": is_mapping(best) and best.get("step") == 0,
+        "best_reward": _best_held_out(best),
         "alerts": [
             {"step": alert.get("step"), "id": alert.get("id", "alert"), "line": alert["line"]} for alert in alerts
         ],
@@ -151,6 +152,13 @@ def _kept(summary: JsonMapping, config: JsonMapping) -> tuple[str, str]:
     }
     rule = rules.get(str(config.get("equal_best", "last")))
     return f"step {best.get('step')}", f"{value}; {rule}" if rule else value
+
+
+def _best_held_out(best: object) -> float | None:
+    """Return the held-out reward by which a stage chose its weights; None if another metric chose them."""
+    if not is_mapping(best) or not str(best.get("metric")).endswith("/reward/mean"):
+        return None
+    return finite(best.get("value"))
 
 
 def _num_steps(metrics: Sequence[JsonMapping]) -> int:

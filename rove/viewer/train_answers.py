@@ -13,6 +13,7 @@ from rove.statistics.format import percent
 from rove.utils.units import counted
 from rove.viewer.train_commands import continue_commands, model_folder, repeat_command, seed_of
 from rove.viewer.train_table import (
+    SAME_REWARD,
     KeptModel,
     TrainResults,
     best_reward,
@@ -106,12 +107,11 @@ class TrainAnswers(NamedTuple):
             verdict = "Partly: the reward is not clearly above that of the weakest scripted policy; it rose"
         change = f"{verdict} from {phase(base)} (base) to {phase(row)}: {', '.join(changes)}"
         scripts = self.results.scripts(self.kept.condition)
-        if scripts:
-            means = [f"{script.name} {decimals(reward_of(script, self.kept.condition)['mean'])}" for script in scripts]
-            return [f"{change}. For comparison, scripted policies: {', '.join(means)}."]
         best = best_reward(self.results, self.kept.condition)
         most = "" if best is None else f"; the best reward of any rollout is {decimals(best)}"
-        return [f"{change}{most}."]
+        means = [f"{script.name} {decimals(reward_of(script, self.kept.condition)['mean'])}" for script in scripts]
+        comparison = f" For comparison, scripted policies: {', '.join(means)}." if means else ""
+        return [f"{change}{most}.{comparison}"]
 
     def _is_near_weakest(self) -> bool:
         """Return whether the reward is hardly above that of the weakest scripted policy, which usually guesses."""
@@ -294,7 +294,15 @@ class TrainAnswers(NamedTuple):
             return ["No RL yet, which may raise the reward: ", {"command": rl}] if rl else []
         if stage["stopped_early"]:
             return [f"RL ended early ({stage['ended']}): look at what it still gets wrong before more training."]
-        return ["RL ended at its planned number of steps. More steps: ", {"command": rl}] if rl else []
+        best = best_reward(self.results, self.kept.condition)
+        if best is not None and stage["best_reward"] is not None and best - stage["best_reward"] <= SAME_REWARD:
+            return [
+                f"All held-out examples that choose the weights earned {decimals(best)} at {stage['kept_step']}, so more steps "
+                "could not be seen to help: use more of these examples (num_examples of [[rl.evaluation]] in a copy of the "
+                "recipe), or train on a harder setting."
+            ]
+        steps = f"RL ended at its planned number of steps; its best held-out reward came at {stage['kept_step']}."
+        return [f"{steps} More steps: ", {"command": rl}] if rl else []
 
 
 def phase(row: ResultRow) -> str:

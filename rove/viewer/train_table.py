@@ -19,20 +19,14 @@ from rove.viewer.index import Index
 from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
 from rove.viewer.run_settings import describe_run
 
-TABLE_HEAD = (
-    "model",
-    "evaluation",
-    "reward",
-    "95% interval",
-    "change [95% interval]",
-    "tokens per rollout",
-    "turns",
-    "tokens per reply",
-    "truncated",
-)
+FIRST_COLUMNS = ("model", "evaluation", "reward", "95% interval", "change [95% interval]")
+LAST_COLUMNS = ("tokens per rollout", "turns", "tokens per reply", "truncated")
+"""Titles before and after the columns of the reward functions."""
+MAX_FUNCTIONS = 4
+"""Maximum number of reward functions with a column."""
 SAME_REWARD = 1e-9
 """Smaller differences of rewards come from rounding."""
-NUM_FIRST_COLUMNS = 4
+NUM_ALWAYS_SHOWN = 4
 """Number of columns that are shown even if they are empty."""
 
 OpenIndex = Callable[[Path], Index]
@@ -230,6 +224,7 @@ def change_cell(main: JsonMapping | None) -> str:
 def describe_table(results: TrainResults) -> JsonObject:
     """Return `head` and `values` of the table, all models under one condition and then under the next one, and `footnotes`."""
     conditions = dict.fromkeys(condition for row in results.rows for condition in row.conditions)
+    functions = weighted_functions(results.rows)
     values: list[tuple[str, ...]] = []
     estimates: list[JsonObject] = []
     footnotes: list[str] = []
@@ -239,10 +234,10 @@ def describe_table(results: TrainResults) -> JsonObject:
             is_compared = position > 0 and row.is_trained
             main = results.difference(rows[position - 1], row, condition) if is_compared else None
             estimates += [reward_of(row, condition), *([] if main is None else [main])]
-            values.append(_table_row(results, row, condition, main))
+            values.append(_table_row(results, row, condition, main, functions))
             if main is not None and not has_interval(main):
                 footnotes.append(f"({row.name}, {condition}: {equal_words(main)}.)")
-    head, values = _without_empty_columns(values)
+    head, values = _without_empty_columns((*FIRST_COLUMNS, *functions, *LAST_COLUMNS), values)
     caveat_line = caveats(estimates)
     words = {results.condition_words(row, condition): None for row in results.rows for condition in row.conditions}
     explained = [text for text in words if "temperature" in text]
@@ -251,7 +246,27 @@ def describe_table(results: TrainResults) -> JsonObject:
     return {"head": head, "values": values, "footnotes": [line for line in lines if line] if values else []}
 
 
-def _table_row(results: TrainResults, row: ResultRow, condition: str, main: JsonMapping | None) -> tuple[str, ...]:
+def weighted_functions(rows: Sequence[ResultRow]) -> list[str]:
+    """Return the reward functions with a weight, those with the largest one first; [] if only one has, which is the reward."""
+    weights: dict[str, float] = {}
+    for summary in (summary for row in rows for summary in row.conditions.values()):
+        functions = summary.get("functions")
+        for name, estimate in functions.items() if is_mapping(functions) else ():
+            weight = finite(estimate.get("weight")) if is_mapping(estimate) else None
+            if weight:
+                weights[str(name)] = abs(weight)
+    return sorted(weights, key=lambda name: -weights[name])[:MAX_FUNCTIONS] if len(weights) > 1 else []
+
+
+def _function_mean(summary: JsonMapping, name: str) -> float | None:
+    functions = summary.get("functions")
+    estimate = functions.get(name) if is_mapping(functions) else None
+    return finite(estimate.get("mean")) if is_mapping(estimate) else None
+
+
+def _table_row(
+    results: TrainResults, row: ResultRow, condition: str, main: JsonMapping | None, functions: Sequence[str]
+) -> tuple[str, ...]:
     reward = reward_of(row, condition)
     lengths = results.lengths(row, condition)
     return (
@@ -260,6 +275,7 @@ def _table_row(results: TrainResults, row: ResultRow, condition: str, main: Json
         decimals(reward["mean"]),
         _interval_cell(reward),
         change_cell(main),
+        *(decimals(_function_mean(row.conditions[condition], name)) for name in functions),
         one_decimal(lengths.tokens),
         one_decimal(lengths.turns),
         one_decimal(lengths.tokens_per_reply),
@@ -278,11 +294,13 @@ def one_decimal(value: float | None) -> str:
     return shown(None) if value is None else f"{value:,.1f}"
 
 
-def _without_empty_columns(values: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def _without_empty_columns(
+    head: Sequence[str], values: Sequence[tuple[str, ...]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the head and the rows without the columns that are empty in all rows."""
     columns = [
         column
-        for column in range(len(TABLE_HEAD))
-        if column < NUM_FIRST_COLUMNS or any(row[column] != shown(None) for row in values)
+        for column in range(len(head))
+        if column < NUM_ALWAYS_SHOWN or any(row[column] != shown(None) for row in values)
     ]
-    return tuple(TABLE_HEAD[column] for column in columns), [tuple(row[column] for column in columns) for row in values]
+    return tuple(head[column] for column in columns), [tuple(row[column] for column in columns) for row in values]

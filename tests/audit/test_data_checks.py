@@ -65,6 +65,17 @@ def readings(number: int, written: str = "{:.2f}") -> dict[str, Any]:
             [],
         ),
         ([row(f"Day {n}, {n + 30} guests", f"2024-03-{n % 28 + 1:02d}") for n in range(60)], []),
+        # "2016.5.28" is a date, and 2016 is no rounded 2016.5.
+        (
+            [
+                row(
+                    f"{2000 + n}.{n % 9 + 1}.28" if n % 3 else f"28/{n % 9 + 1}/{2000 + n}",
+                    f"{2000 + n}-0{n % 9 + 1}-28",
+                )
+                for n in range(60)
+            ],
+            [],
+        ),
     ],
 )
 def test_answers_with_numbers_that_their_prompt_lacks(rows: Any, severities: list[Severity]) -> None:

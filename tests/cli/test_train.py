@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
+import shlex
 import shutil
 import sys
 import tomllib
@@ -279,6 +281,11 @@ def test_the_table_reports_other_rollouts_than_those_that_chose_the_weights(
     chosen, reported = (sampled_in(Path("runs/own"), pattern) for pattern in ("*/evaluations/sampled/*", "eval/*"))
     assert len(chosen) >= 20 and len(reported) >= 40
     assert not chosen & reported
+    command = re.search(r"evaluate the model on the examples of the table: rove (.*)", done.out)
+    assert command is not None
+    assert rove(*shlex.split(command[1]), "--run-dir", "runs/again").status == 0
+    again, table = sampled_in(Path("runs"), "again"), sampled_in(Path("runs/own"), "eval/RL-sampled")
+    assert {key for key, _ in again} == {key for key, _ in table}
     if name == "fixed":
         table = Run(next(Path("runs/own/eval").iterdir()))
         assert {record.example_id for record in table.rollouts()} == set(range(20, 60))

@@ -324,6 +324,33 @@ def test_query_results_match_the_records(
     assert sum(row["rollouts"] for row in steps(index)) == sum(rollout.step is not None for rollout in made)
 
 
+ODD_FIELD = "a\"') FROM rollouts; DROP TABLE rollouts --"
+
+
+def test_rollouts_are_filtered_by_the_fields_of_their_rows(file: Path):
+    infos: list[Any] = [
+        {"style": "eu", "level": 3},
+        {"style": "us", "level": "3", ODD_FIELD: 0.25},
+        {"style": "us", "level": 3.0, "hard": True, "text": "x" * 1000, "parts": [1]},
+        None,
+        {"style": "eu", "level": 2.5, "large": "x" * 20_000},  # too large to be read
+        "no object",
+    ]
+    file.write_bytes(b"".join(encoded_line(number, info=info) for number, info in enumerate(infos)))
+    index = read_index(file)
+    assert index.info_fields() == ["style", "level", ODD_FIELD, "hard"]
+    assert matching_lines(index, is__info__style="us") == [1, 2]
+    assert matching_lines(index, is__info__level="3") == [0, 1, 2]
+    assert matching_lines(index, is__info__hard="True") == [2]
+    assert matching_lines(index, is__info__style="") == [3, 4, 5]
+    conditions = [(f"is.info.{ODD_FIELD}", "0.25")]
+    assert [row["line"] for row in page(index, parse_filter(columns(index), conditions))["rows"]] == [1]
+    everything = parse_filter(columns(index), [])
+    assert facet(index, everything, "info.style")["values"] == [(None, 3), ("us", 2), ("eu", 1)]
+    assert facet(index, everything, "info.level")["values"] == [(None, 3), (3, 2), ("3", 1)]
+    assert [row["line"] for row in page(index, everything, "info.style")["rows"]] == [3, 4, 5, 0, 1, 2]
+
+
 def test_errors_of_invalid_queries_name_the_expected_values(file: Path):
     file.write_bytes(encoded_line(0, 0))
     index = read_index(file)

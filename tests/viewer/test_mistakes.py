@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made import made_run, record
 
 from rove.viewer.index import Index
-from rove.viewer.mistakes import Graded, describe_mistakes, graded_rollouts
+from rove.viewer.mistakes import Graded, describe_mistakes, explained_variance, graded_rollouts
 
 
 def graded(question: str, reward: float, line: int = 0, reply: str = "", **fields: str | float) -> Graded:
@@ -62,6 +63,27 @@ def test_a_field_that_explains_the_errors_is_named_and_one_of_noise_is_not():
     assert list(mistakes["fields"]) == ["level"]
     assert [group["name"] for group in mistakes["fields"]["level"]] == ["0", "1", "2", "3", "4"]
     assert any(sentence.startswith("level = 4: mean reward 0.") for sentence in mistakes["summary"])
+
+
+def test_rare_errors_are_explained_by_a_field_that_has_more_of_them_than_by_chance():
+    """135 of 1,000 rows have the style of 10 of the 24 errors; it explains 1.9% of the variance."""
+    wrong = {*range(10), *range(200, 214)}
+    after = [
+        graded(
+            f"question {line}", float(line not in wrong), line, style="eu" if line < 135 else "us", side=f"{line % 2}"
+        )
+        for line in range(1000)
+    ]
+    mistakes = describe_mistakes(after)
+    assert list(mistakes["fields"]) == ["style"]
+    assert "style = eu: mean reward 0.926 in 135 rollouts, 0.984 in the others." in mistakes["summary"]
+
+
+def test_explained_variance_has_the_probability_of_the_f_distribution():
+    share, chance = explained_variance(0.105, 3, 60)
+    assert share == pytest.approx(1 - 0.895 * 59 / 57)
+    assert chance == pytest.approx(0.895 ** (57 / 2))  # closed form for three groups
+    assert explained_variance(1.0, 2, 2) == (0.0, 1.0)  # a value per rollout explains everything, and nothing
 
 
 def test_a_number_with_many_values_is_divided_into_ranges():

@@ -68,8 +68,9 @@ export async function runPage(main, params, signal, tab = "run") {
 /** The page of a `rove train` run. */
 async function stagesPage(main, about, signal) {
   const run = about.name;
-  const target = (name, { line, step } = {}) => {
+  const target = (name, { line, step, below } = {}) => {
     const part = `${run}/${name}`;
+    if (below !== undefined) return address("rollouts", { run: part, "to.reward": below, sort: "reward" });
     if (line !== undefined) return address("rollout", { run: part, line });
     return step === undefined ? address("run", { run: part }) : address("training", { run: part, step });
   };
@@ -127,9 +128,7 @@ export function shares(rows) {
 }
 
 /** The command that repeats a run, with a button that copies it. */
-function repeated(command) {
-  return el("p", { class: "repeat" }, "Repeat: ", copied(command));
-}
+const repeated = (command) => el("p", { class: "repeat" }, "Repeat: ", copied(command));
 
 function settingsTable(rows) {
   if (!rows.length) return el("p", { class: "note" }, "All settings have their defaults.");

@@ -15,6 +15,7 @@ const NAMES = { outcome: "outcome", tag: "tag", noted: "with a note", env: "envi
 const DRAWN = ["reward", "turns", "completion_tokens", "seconds"];
 const MORE = ["prompt_tokens", "model_seconds", "size", "retries", "temperature", "step", "example", "rollout"];
 const LONGEST_FIRST = new Set(["turns", "completion_tokens", "seconds"]); // on the first click
+const INFO = 8, MAX_INFO_VALUES = 12; // fields of the rows' info that are offered as filters, and their values: an id is no choice
 const BLOCK = 100;
 const WIDE = matchMedia("(min-width: 861px)");
 
@@ -64,7 +65,7 @@ async function choicesOf(params, about, signal) {
   const open = [...DRAWN.slice(0, 1), ...about.scores.map((name) => `score.${name}`), ...DRAWN.slice(1)];
   if (params.get("more")) open.push(...MORE);
   const [facets, drawn] = await Promise.all([
-    Promise.all([...(about.annotated ? ANNOTATED : []), ...FACETS].map((name) => ask("facet", chosenWith(params, about, [["name", name], ["others", "1"]]), signal))),
+    Promise.all([...(about.annotated ? ANNOTATED : []), ...FACETS, ...about.info.slice(0, INFO)].map((name) => ask("facet", chosenWith(params, about, [["name", name], ["others", "1"]]), signal))),
     Promise.all(open.slice(0, 40).map((name) => ask("histogram", chosenWith(params, about, [["name", name]]), signal))),
   ]);
   return { facets, drawn };
@@ -137,7 +138,8 @@ function chips(about, params) {
 }
 
 function choices(about, found, params) {
-  const facets = found.facets.filter(({ values }) => values.length > 1).map((facet) => facetBox(facet, params));
+  const isChoice = ({ name, values, others }) => values.length > 1 && (!name.startsWith("info.") || (values.length <= MAX_INFO_VALUES && !others));
+  const facets = found.facets.filter(isChoice).map((facet) => facetBox(facet, params));
   const drawn = found.drawn
     .filter(({ bars }) => bars.length > 1 || found.drawn.length < 3)
     .map((told) => histogram(told, plain(told.name), (bar) => isPicked(told.name, bar, params), (bar, was) => pickBar(told.name, bar, was, params)));
@@ -155,7 +157,7 @@ function facetBox({ name, values, others }, params) {
     const said = value === null || value === "" ? "none" : ["truncated", "superseded", "noted"].includes(name) ? (value ? "yes" : "no") : name === "stop" ? plain(value) : name === "outcome" ? (OUTCOMES[value] ?? value) : value;
     return el("li", {}, el("button", { type: "button", class: "value", "aria-pressed": String(on), "data-key": `${key} ${text}`, on: { click: () => go(params, { [key]: next.length ? next : null }) } }, el("span", {}, said), el("span", { class: "count" }, number(count))));
   });
-  return el("div", { class: "facet" }, el("h2", {}, NAMES[name]), el("ul", {}, entries), others ? el("p", { class: "note" }, `and ${counted(others, "other value")}`) : null);
+  return el("div", { class: "facet" }, el("h2", {}, NAMES[name] ?? plain(name)), el("ul", {}, entries), others ? el("p", { class: "note" }, `and ${counted(others, "other value")}`) : null);
 }
 
 function isPicked(name, bar, params) {

@@ -3,9 +3,7 @@ import { el, grid } from "./dom.js";
 import { NONE, counted, number } from "./format.js";
 import { panels } from "./panels.js";
 
-const ALERTS = 3;
-
-/** Short answers with titles; `target` gives the address of a stage or evaluation, or of its `line` or `step`, or null. */
+/** Short answers with titles; `target` gives the address of a stage or evaluation, of its `line` or `step`, or of its rollouts `below` a reward, or null. */
 export function answersView(answers, target) {
   const link = ({ text, run, line, step }) => {
     const href = target(run, { line, step });
@@ -27,7 +25,7 @@ export function stagesView({ notes, diagnoses, stages, mistakes, training }, tar
   };
   const columns = [
     ["stage", (stage) => linked(stage.name, stage.title)], ["size", (stage) => stage.size], ["ended", (stage) => stage.ended], ["kept weights", (stage) => stage.kept],
-    ["alerts", (stage) => (stage.alerts.length ? stage.alerts.slice(-ALERTS).map(alert(stage)) : NONE)],
+    ["alerts", (stage) => (stage.alerts.length ? stage.alerts.slice(-3).map(alert(stage)) : NONE)],
   ];
   return [
     notes.map((note) => el("p", { class: "note" }, note)),
@@ -41,7 +39,7 @@ export function stagesView({ notes, diagnoses, stages, mistakes, training }, tar
 
 const points = (value) => (Number.isFinite(value) ? value.toFixed(3) : NONE);
 
-function mistakesView({ source, summary, questions, replies, fields, folder, earlier, has_turns: turns }, target) {
+function mistakesView({ source, summary, best, wrong, questions, replies, fields, folder, earlier, has_turns: turns }, target) {
   const named = (title) => [title, (group) => (target(folder, { line: group.line }) ? el("a", { href: target(folder, { line: group.line }) }, group.name || "(empty)") : group.name || "(empty)")];
   const before = [`mean reward, ${earlier}`, (group) => (group.before === null ? NONE : points(group.before))];
   const sizes = [["rollouts", (group) => number(group.rollouts)], ["of these lose reward", (group) => number(group.wrong)], ["points lost", (group) => points(group.points)]];
@@ -58,6 +56,7 @@ function mistakesView({ source, summary, questions, replies, fields, folder, ear
     el("h2", {}, "What does it still get wrong?"),
     el("p", { class: "note" }, `Rollouts of the row ${source}${target(folder) ? "; links lead to the worst rollout of a row" : ""}.`),
     summary.map((sentence) => el("p", {}, sentence)),
+    wrong > 0 && target(folder) && el("p", {}, el("a", { href: target(folder, { below: best }) }, `All rollouts that earn less than ${number(best)} (${number(wrong)}), the worst first`)),
     // Questions that were each asked once show examples, but no pattern.
     repeated && byQuestion,
     Object.entries(fields).map(([name, groups]) => table(`By ${name}`, name, groups)),

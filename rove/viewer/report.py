@@ -563,7 +563,9 @@ def _row(rows: Sequence[Mapping[str, object]], name: str) -> tuple[str, ...] | N
     if not points:
         return None
     best_of = min if "loss" in name else max
-    best, step = best_of(points, key=lambda point: point[0])
+    best = best_of(value for value, _ in points)
+    # Of equal values the last, as in the sentences above the table.
+    step = next(step for value, step in reversed(points) if value == best)
     title = "reward" if name == "reward/mean" else name.replace("_", " ")
     held_out = HELD_OUT.fullmatch(name)
     if held_out:

@@ -67,6 +67,7 @@ def describe_rollout(
     updated = any(version for version, _ in spans)
     return {
         **fields,
+        "seed": str(record.seed),  # JavaScript would round it
         "renderings": {str(position): rendering for position, rendering in fields["renderings"].items()},
         "results": tool_results([*record.prompt, *record.completion]),
         "stopped": stop_words(record),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import statistics
 import time
@@ -40,7 +41,10 @@ REPEATS = 2
 """Number of times that each part is measured; the shortest time counts."""
 MEASURED_OPERATIONS = 6e10
 """Number of floating-point operations of a measured pass, about two seconds of a slow CPU core. With a pretrained model, a full
-batch would take minutes; its time per token is nearly that of a smaller batch."""
+batch would take minutes, so a smaller one is measured."""
+LARGER = 4
+"""Size of a second training pass relative to the first, if the first is smaller than a micro-batch. Their difference is the time
+of the tokens; the rest is that of a pass: in a small one, gradients and copies of the weights take most of the time."""
 MIN_TOKENS, MIN_GROUPS = 64, 2
 """Minimum size of a measured training pass, in tokens, and of a measured batch of rollouts, in groups."""
 RUNTIME_BYTES = 60e6
@@ -126,6 +130,20 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class TrainingTime(NamedTuple):
+    """The measured time of training steps."""
+
+    per_pass: float
+    """Seconds per micro-batch, whatever its size."""
+    per_token: float
+    """Seconds per computed token."""
+    micro_batch_tokens: int
+
+    def of(self, tokens: float) -> float:
+        """Return the seconds for so many computed tokens."""
+        return math.ceil(tokens / self.micro_batch_tokens) * self.per_pass + tokens * self.per_token
+
+
 async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, work: Workload) -> Estimate:
     """Return the time and memory of a recipe on this machine.
 
@@ -152,26 +170,29 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
     first = work.rollouts[0][0]
     shared = min(common_prefix(first, ids) for ids, _ in work.rollouts)
     # A full micro-batch if possible: long ones take more time per token.
-    several: list[TrainingSequence] = []
     measured = min(rl.micro_batch_tokens, max(MIN_TOKENS, MEASURED_OPERATIONS / (6 * _parameters(loaded))))
     is_small = measured == rl.micro_batch_tokens
-    at_once = 8 if is_small else 1
-    while len(several) < rl.batch_size and computed_tokens(rl.micro_batch_tokens, loaded, several) < measured:
-        several += [_variant(rng.choice(work.rollouts), loaded, rng, shared) for _ in range(at_once)]
-    repeats = REPEATS if is_small else 1  # a pass of a large model is long: noise matters less
-    token = _training_seconds(learner, several, repeats) / computed_tokens(rl.micro_batch_tokens, loaded, several)
+
+    def sequences_of(tokens: float) -> list[TrainingSequence]:
+        several: list[TrainingSequence] = []
+        while len(several) < rl.batch_size and computed_tokens(rl.micro_batch_tokens, loaded, several) < tokens:
+            several += [_variant(rng.choice(work.rollouts), loaded, rng, shared) for _ in range(8 if is_small else 1)]
+        return several
+
+    several = sequences_of(measured)
+    training = _training_time(learner, several, [] if is_small else sequences_of(LARGER * measured))
     trial = try_training(rl, loaded, several)
     sft_step, sft_steps = 0.0, 0
     if sft is not None:
         batch = [_variant(rng.choice(work.rollouts), loaded, rng, shared) for _ in range(sft.batch_size)]
         held_out = sft.validation_fraction * work.conversations / sft.batch_size
         passes = 1 + FORWARD_SHARE * held_out / sft.validate_every
-        sft_step = passes * computed_tokens(rl.micro_batch_tokens, loaded, batch) * token
+        sft_step = passes * training.of(computed_tokens(rl.micro_batch_tokens, loaded, batch))
         sft_step += _evaluation_seconds(sft.evaluation, rollout_seconds, work)
         training_conversations = round((1 - sft.validation_fraction) * work.conversations)
         sft_steps = max(1, training_conversations // sft.batch_size) * sft.epochs
     passes = 1 + FORWARD_SHARE if rl.loss.kl_penalty else 1.0  # the reference model computes the tokens, too
-    rl_step = rl.batch_size * rollout_seconds + TRAINED_SHARE * passes * trained * token
+    rl_step = rl.batch_size * rollout_seconds + passes * training.of(TRAINED_SHARE * trained)
     rl_step += _evaluation_seconds(rl.evaluation, rollout_seconds, work)
     initial = 0.0
     if rl.lr_backoff is not None:  # the learning rate is reduced if a step falls below this evaluation
@@ -215,13 +236,35 @@ def _parameters(loaded: LoadedModel) -> int:
     return sum(weight.numel() for weight in loaded.model.parameters())
 
 
-def _training_seconds(learner: Learner, sequences: Sequence[TrainingSequence], repeats: int) -> float:
-    seconds: list[float] = []
-    for step in range(1 + repeats):
-        started = time.perf_counter()
-        learner.update(step, sequences, 1.0)
-        seconds.append(time.perf_counter() - started)
-    return min(seconds[1:])  # the first step includes one-time setup
+def _training_time(
+    learner: Learner, sequences: Sequence[TrainingSequence], more: Sequence[TrainingSequence]
+) -> TrainingTime:
+    """Measure the time of training steps.
+
+    Args:
+        sequences: A batch. If it is a whole micro-batch, the time is proportional to its tokens.
+        more: A larger batch if `sequences` is smaller than a micro-batch; otherwise empty.
+    """
+    limit = learner.config.micro_batch_tokens
+
+    def seconds(batch: Sequence[TrainingSequence], repeats: int) -> float:
+        times: list[float] = []
+        for step in range(repeats):
+            started = time.perf_counter()
+            learner.update(step, batch, 1.0)
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    seconds(sequences, 1)  # includes one-time setup
+    tokens = computed_tokens(limit, learner.loaded, sequences)
+    if not more:
+        return TrainingTime(0.0, seconds(sequences, REPEATS) / tokens, limit)
+    more_tokens = computed_tokens(limit, learner.loaded, more)
+    first, second = seconds(sequences, 1), seconds(more, 1)  # passes of a large model are long: noise matters less
+    if more_tokens <= tokens:  # a rollout fills the batch
+        return TrainingTime(0.0, min(first / tokens, second / more_tokens), limit)
+    per_token = max(0.0, second - first) / (more_tokens - tokens)
+    return TrainingTime(max(0.0, first - per_token * tokens), per_token, limit)
 
 
 async def _sampling_seconds(config: RLConfig, loaded: LoadedModel, work: Workload, rng: random.Random) -> float:

@@ -82,6 +82,27 @@ async def test_a_model_without_the_format_needs_memory_for_the_longest_rollouts(
     assert most.memory < CACHE_BYTES + 100e6
 
 
+async def test_a_large_model_is_measured_with_two_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MEASURED_OPERATIONS", 1e6)
+    measured: list[module.TrainingTime] = []
+
+    def training_time(*args: Any) -> module.TrainingTime:
+        assert len(args[1]) < len(args[2]) <= RL.batch_size
+        measured.append(time_of(*args))
+        return module.TrainingTime(per_pass=10.0, per_token=0.0, micro_batch_tokens=RL.micro_batch_tokens)
+
+    time_of = module._training_time  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(module, "_training_time", training_time)
+    result = await estimate(RL, SFT, new_model([], size="tiny"), workload())
+    [training] = measured
+    assert training.per_pass >= 0 and training.per_token >= 0 and training.of(100) > 0
+    assert result.rl_step > 10 and 10 < result.sft_step < 20  # a step of one micro-batch
+
+
+def test_the_time_of_training_counts_passes_and_tokens() -> None:
+    assert module.TrainingTime(per_pass=1.0, per_token=0.01, micro_batch_tokens=100).of(250) == 3 * 1.0 + 2.5
+
+
 @pytest.mark.slow
 async def test_longer_rollouts_take_longer() -> None:
     short, long = [

@@ -407,6 +407,7 @@ class _Batch:
         try:
             listed = decode_listing(line[:-1])
             row = [number, offset, len(line), 0, *_scalars(listed)]
+            info = _info_values(listed)
         except (RunError, ValueError, RecursionError) as error:
             self.bad.append((number, offset, len(line), utf8_text(str(error))))
             return
@@ -415,13 +416,12 @@ class _Batch:
         values = scores.rewards | scores.metrics | scores.rewards if scores else {}
         self._add_names([name for name in values if name not in self.places])
         self.rows.append(row + [values.get(name) for name in self.places])
-        self.questions.append((number, _question(listed), _answer(listed), _reply(listed), self._info(listed)))
+        self.questions.append((number, _question(listed), _answer(listed), _reply(listed), self._in_order(info)))
         if len(self.rows) >= BATCH_LINES:
             self.store()
 
-    def _info(self, listed: RolloutListing) -> str | None:
-        """Return the values of the row's `info` as a JSON list, in the order of `info_fields`."""
-        fields = _info_values(listed)
+    def _in_order(self, fields: Mapping[str, str | float]) -> str | None:
+        """Return the fields of a row's `info` as a JSON list in the order of `info_fields`; None without fields."""
         for name in [name for name in fields if name not in self.info_places]:
             if len(self.info_places) < MAX_INFO_FIELDS:
                 self.database.execute("INSERT INTO info_fields VALUES (?, ?)", (len(self.info_places), name))

@@ -336,7 +336,8 @@ def test_rollouts_are_filtered_by_the_fields_of_their_rows(file: Path):
         {"style": "eu", "level": 2.5, "large": "x" * 20_000},  # too large to be read
         "no object",
     ]
-    file.write_bytes(b"".join(encoded_line(number, info=info) for number, info in enumerate(infos)))
+    nested = edited(encoded_line(6, info={"x": 0}), b'"info":{"x":0}', b'"info":' + 4000 * b"[" + 4000 * b"]")
+    file.write_bytes(b"".join(encoded_line(number, info=info) for number, info in enumerate(infos)) + nested)
     index = read_index(file)
     assert index.info_fields() == ["style", "level", ODD_FIELD, "hard"]
     assert matching_lines(index, is__info__style="us") == [1, 2]

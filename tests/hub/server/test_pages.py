@@ -244,7 +244,7 @@ def test_a_pushed_rollout_cannot_claim_turns_and_only_the_first_are_shown():
     assert (data["rollouts"][0]["example_key"], data["rollouts"][0]["steps"], data["rollouts"][0]["seed"]) == (
         "",
         [],
-        0,
+        "0",
     )
     assert data["rollouts"][0]["stopped"] == "answered."
     assert pushed_page({"examples": [{**rollout(0.0, "2"), "is_truncated": True}]})["rollouts"][0]["stopped"] == (

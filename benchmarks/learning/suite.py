@@ -6,8 +6,8 @@
 
 A run has learned if its final model is better than the model after SFT and than the weakest scripted policy: the 95% interval
 of the mean difference in reward (T = 1, the same 1,000 held-out examples) is above 0. `rove compare` computes the same interval.
-It has reached the ceiling if it is better than the weakest policy, not detectably better than after SFT, and not detectably
-worse than the best policy.
+It has reached the ceiling if it is better than the weakest policy, not detectably different from the model after SFT, and not
+detectably worse than the best policy.
 Repeat the command to continue a stopped run.
 """
 
@@ -106,7 +106,7 @@ def read(env: str, seed: int) -> dict[str, Any] | None:
     verdict = "no"
     if over_weakest.direction > 0 and gain.direction > 0:
         verdict = "yes"
-    elif over_weakest.direction > 0 and over_best.direction >= 0:
+    elif over_weakest.direction > 0 and over_best.direction >= 0 and gain.direction == 0:
         verdict = "ceiling"
     return {
         "weakest": rewards[weakest],

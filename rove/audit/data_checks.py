@@ -24,8 +24,8 @@ MAX_OF_CHANCE = 0.5
 """Rare words do not determine the answer, either, if such pairs have different answers more than half as often as random rows. If
 85% of the answers are "yes", two different questions about a person differ as rarely as rows with wrong answers do."""
 NUMBER = re.compile(r"(?<![\w.-])-?\d+(?:\.\d+)?|\d+(?:\.\d+)?")
-DOTTED = re.compile(r"\d+(?:\.\d+){2,}")
-"""Whole numbers with dots between them."""
+DOTTED_NUMBERS = re.compile(r"\d+(?:\.\d+){2,}")
+"""Three or more whole numbers joined by dots, such as a date or a version."""
 NUMBER_LIST = re.compile(r"[\d\s.,;\[\]()-]+")
 MAX_DECIMALS = 4
 """Numbers of decimals from 0 to below this one are tried as the rounding of a number."""
@@ -128,8 +128,8 @@ def _values_of(text: str) -> set[float]:
     The parts of a date, a version or an address, such as "2016.2.22", are whole numbers.
     """
     without_separators = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
-    apart = DOTTED.sub(lambda match: match[0].replace(".", " "), without_separators)
-    return set(map(float, NUMBER.findall(apart)))
+    separated = DOTTED_NUMBERS.sub(lambda match: match[0].replace(".", " "), without_separators)
+    return set(map(float, NUMBER.findall(separated)))
 
 
 def _is_rounded(number: float, shown: set[float]) -> bool:

@@ -79,17 +79,15 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
 
 def table_command(recipe: Recipe, model: str) -> str:
     """Return the command that evaluates a model as the first condition of the table does, on the same examples."""
-    table, first = recipe.evaluation, recipe.conditions[0].config
-    words = ["rove", "eval", "-m", model, "-n", str(table.num_examples), "-r", str(table.rollouts_per_example)]
-    if table.max_tokens is not None:
-        words += ["-t", str(table.max_tokens)]
-    if first.temperature is not None:
-        words += ["-T", f"{first.temperature:g}"]
-    if table.skip_examples:  # these examples have chosen the weights
-        words += ["--skip_examples", str(table.skip_examples)]
-    return (
-        f"{shlex.join(words[:2])} {named_environment(table.env, table.env_dir, table.env_args)} {shlex.join(words[2:])}"
-    )
+    config = recipe.conditions[0].config
+    options = ["-m", model, "-n", str(config.num_examples), "-r", str(config.rollouts_per_example)]
+    if config.max_tokens is not None:
+        options += ["-t", str(config.max_tokens)]
+    if config.temperature is not None:
+        options += ["-T", f"{config.temperature:g}"]
+    if config.skip_examples:  # the skipped examples chose the weights
+        options += ["--skip_examples", str(config.skip_examples)]
+    return f"rove eval {named_environment(config.env, config.env_dir, config.env_args)} {shlex.join(options)}"
 
 
 @click.command(

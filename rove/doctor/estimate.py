@@ -42,9 +42,11 @@ REPEATS = 2
 MEASURED_OPERATIONS = 6e10
 """Number of floating-point operations of a measured pass, about two seconds of a slow CPU core. With a pretrained model, a full
 batch would take minutes, so a smaller one is measured."""
-LARGER = 4
-"""Size of a second training pass relative to the first, if the first is smaller than a micro-batch. Their difference is the time
-of the tokens; the rest is that of a pass: in a small one, gradients and copies of the weights take most of the time."""
+LARGER_BATCH_FACTOR = 4
+"""Size of a second training batch relative to the first, if the first is smaller than a micro-batch. Their difference shows the
+time per token. The rest is the fixed time per pass, mostly of gradients and copies of the weights."""
+MIN_LARGER_FACTOR = 2
+"""Minimum of this factor; if a long rollout fills the first batch, the difference would be noise."""
 MIN_TOKENS, MIN_GROUPS = 64, 2
 """Minimum size of a measured training pass, in tokens, and of a measured batch of rollouts, in groups."""
 RUNTIME_BYTES = 60e6
@@ -139,8 +141,8 @@ class TrainingTime(NamedTuple):
     """Seconds per computed token."""
     micro_batch_tokens: int
 
-    def of(self, tokens: float) -> float:
-        """Return the seconds for so many computed tokens."""
+    def seconds(self, tokens: float) -> float:
+        """Return the seconds for a number of computed tokens."""
         return math.ceil(tokens / self.micro_batch_tokens) * self.per_pass + tokens * self.per_token
 
 
@@ -173,26 +175,28 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
     measured = min(rl.micro_batch_tokens, max(MIN_TOKENS, MEASURED_OPERATIONS / (6 * _parameters(loaded))))
     is_small = measured == rl.micro_batch_tokens
 
-    def sequences_of(tokens: float) -> list[TrainingSequence]:
-        several: list[TrainingSequence] = []
-        while len(several) < rl.batch_size and computed_tokens(rl.micro_batch_tokens, loaded, several) < tokens:
-            several += [_variant(rng.choice(work.rollouts), loaded, rng, shared) for _ in range(8 if is_small else 1)]
-        return several
+    def extended(batch: list[TrainingSequence], tokens: float) -> list[TrainingSequence]:
+        batch = list(batch)
+        while len(batch) < rl.batch_size and computed_tokens(rl.micro_batch_tokens, loaded, batch) < tokens:
+            batch += [_variant(rng.choice(work.rollouts), loaded, rng, shared) for _ in range(8 if is_small else 1)]
+        return batch
 
-    several = sequences_of(measured)
-    training = _training_time(learner, several, [] if is_small else sequences_of(LARGER * measured))
+    several = extended([], measured)
+    # At most a micro-batch: the time of further passes would count as that of tokens.
+    larger = [] if is_small else extended(several, min(rl.micro_batch_tokens, LARGER_BATCH_FACTOR * measured))
+    training = _training_time(learner, several, larger)
     trial = try_training(rl, loaded, several)
     sft_step, sft_steps = 0.0, 0
     if sft is not None:
         batch = [_variant(rng.choice(work.rollouts), loaded, rng, shared) for _ in range(sft.batch_size)]
         held_out = sft.validation_fraction * work.conversations / sft.batch_size
         passes = 1 + FORWARD_SHARE * held_out / sft.validate_every
-        sft_step = passes * training.of(computed_tokens(rl.micro_batch_tokens, loaded, batch))
+        sft_step = passes * training.seconds(computed_tokens(rl.micro_batch_tokens, loaded, batch))
         sft_step += _evaluation_seconds(sft.evaluation, rollout_seconds, work)
         training_conversations = round((1 - sft.validation_fraction) * work.conversations)
         sft_steps = max(1, training_conversations // sft.batch_size) * sft.epochs
     passes = 1 + FORWARD_SHARE if rl.loss.kl_penalty else 1.0  # the reference model computes the tokens, too
-    rl_step = rl.batch_size * rollout_seconds + passes * training.of(TRAINED_SHARE * trained)
+    rl_step = rl.batch_size * rollout_seconds + passes * training.seconds(TRAINED_SHARE * trained)
     rl_step += _evaluation_seconds(rl.evaluation, rollout_seconds, work)
     initial = 0.0
     if rl.lr_backoff is not None:  # the learning rate is reduced if a step falls below this evaluation
@@ -237,34 +241,40 @@ def _parameters(loaded: LoadedModel) -> int:
 
 
 def _training_time(
-    learner: Learner, sequences: Sequence[TrainingSequence], more: Sequence[TrainingSequence]
+    learner: Learner, batch: Sequence[TrainingSequence], larger_batch: Sequence[TrainingSequence]
 ) -> TrainingTime:
     """Measure the time of training steps.
 
     Args:
-        sequences: A batch. If it is a whole micro-batch, the time is proportional to its tokens.
-        more: A larger batch if `sequences` is smaller than a micro-batch; otherwise empty.
+        batch: Sequences of a step.
+        larger_batch: The same and further sequences if `batch` is smaller than a micro-batch. If it has less than twice the
+            tokens, the time is taken as proportional to the tokens.
     """
     limit = learner.config.micro_batch_tokens
 
-    def seconds(batch: Sequence[TrainingSequence], repeats: int) -> float:
+    def seconds(sequences: Sequence[TrainingSequence], repeats: int) -> float:
         times: list[float] = []
         for step in range(repeats):
             started = time.perf_counter()
-            learner.update(step, batch, 1.0)
+            learner.update(step, sequences, 1.0)
             times.append(time.perf_counter() - started)
         return min(times)
 
-    seconds(sequences, 1)  # includes one-time setup
-    tokens = computed_tokens(limit, learner.loaded, sequences)
-    if not more:
-        return TrainingTime(0.0, seconds(sequences, REPEATS) / tokens, limit)
-    more_tokens = computed_tokens(limit, learner.loaded, more)
-    first, second = seconds(sequences, 1), seconds(more, 1)  # passes of a large model are long: noise matters less
-    if more_tokens <= tokens:  # a rollout fills the batch
-        return TrainingTime(0.0, min(first / tokens, second / more_tokens), limit)
-    per_token = max(0.0, second - first) / (more_tokens - tokens)
-    return TrainingTime(max(0.0, first - per_token * tokens), per_token, limit)
+    seconds(batch, 1)  # includes one-time setup
+    tokens = computed_tokens(limit, learner.loaded, batch)
+    larger_tokens = computed_tokens(limit, learner.loaded, larger_batch) if larger_batch else 0
+    if larger_tokens < MIN_LARGER_FACTOR * tokens:
+        repeats = 1 if larger_batch else REPEATS  # a pass of a large model is long: noise matters less
+        return TrainingTime(0.0, seconds(batch, repeats) / tokens, limit)
+    return time_of_passes(tokens, seconds(batch, 1), larger_tokens, seconds(larger_batch, 1), limit)
+
+
+def time_of_passes(
+    tokens: float, seconds: float, larger_tokens: float, larger_seconds: float, micro_batch_tokens: int
+) -> TrainingTime:
+    """Return the time per pass and per token from two passes of different sizes."""
+    per_token = max(0.0, larger_seconds - seconds) / (larger_tokens - tokens)
+    return TrainingTime(max(0.0, seconds - per_token * tokens), per_token, micro_batch_tokens)
 
 
 async def _sampling_seconds(config: RLConfig, loaded: LoadedModel, work: Workload, rng: random.Random) -> float:

@@ -342,7 +342,10 @@ def _module_name(env_id: str) -> str:
     if _is_path(env_id):
         return Path(env_id).resolve().stem.replace("-", "_")
     if env_id.endswith(".py"):
-        raise ConfigError(f"there is no file {env_id} in {Path.cwd()}; give the path of an environment's file")
+        raise ConfigError(
+            f"there is no file {Path(env_id).resolve()}; expected the file or the folder of an environment, or the name of an "
+            "installed one"
+        )
     _, _, name_with_version = env_id.rpartition("/")
     name, _, _ = name_with_version.partition("@")
     return name.replace("-", "_")

@@ -44,8 +44,11 @@ UNTRAINED_EXAMPLES = 8
 MODEL_GROUPS = 8
 """Maximum number of groups on which a pretrained model is examined."""
 MODEL_OPERATIONS = 3e11
-"""Number of floating-point operations, about ten seconds of a slow CPU core, after which no more groups are sampled, unless there
-is no teacher and the rewards of every group are equal so far."""
+"""Number of floating-point operations, about ten seconds of a slow CPU core, after which no more groups are sampled, unless the
+rewards of every group are equal so far."""
+MIN_GROUPS, WORSE_SHARE = 3, 0.5
+"""From this number of groups on, a model with less than this share of its teacher's reward is clearly worse, even if all rewards
+are equal."""
 MODEL_TOKENS = 128
 """Maximum tokens per response of a pretrained model in an environment without scripted policies."""
 GROUP_SIZE = 8
@@ -254,7 +257,7 @@ async def examine(
     limit = longest_response(renderer, all_records) if scored else MODEL_TOKENS
     model: ModelEvidence | None = None
     if loaded is not None:
-        model, model_records = await _try_model(env, loaded, min(MODEL_TOKENS, 2 * limit + 16), bool(scored))
+        model, model_records = await _try_model(env, loaded, min(MODEL_TOKENS, 2 * limit + 16), best)
         best = best or model_records
     assert best[0].scores is not None
     conversations = [renderer.training_branches([*record.prompt, *record.completion], record.tools) for record in best]
@@ -373,18 +376,18 @@ def _policy_evidence(name: str, records: Sequence[RolloutRecord], is_model: bool
 
 
 async def _try_model(
-    env: Environment, loaded: LoadedModel, max_tokens: int, has_teacher: bool
+    env: Environment, loaded: LoadedModel, max_tokens: int, teacher_records: Sequence[RolloutRecord]
 ) -> tuple[ModelEvidence, list[RolloutRecord]]:
     """Sample groups of rollouts of a pretrained model; return the evidence from them, and the scored rollouts.
 
     Args:
-        has_teacher: Whether SFT can teach the task, so that different rewards need not be searched for.
+        teacher_records: The teacher's rollouts; empty without a teacher.
 
     Raises:
         ConfigError: Every rollout failed.
     """
     parameters = sum(weight.numel() for weight in loaded.model.parameters())
-    records = await _sample_groups(env, loaded, max_tokens, 2 * parameters, has_teacher)
+    records = await _sample_groups(env, loaded, max_tokens, 2 * parameters, teacher_records)
     scored = [record for record in records if record.scores is not None]
     if not scored:
         error = next(iter(_first_errors({"the model": records}).values()))
@@ -405,10 +408,14 @@ async def _try_model(
 
 
 async def _sample_groups(
-    env: Environment, loaded: LoadedModel, max_tokens: int, token_operations: int, has_teacher: bool
+    env: Environment,
+    loaded: LoadedModel,
+    max_tokens: int,
+    token_operations: int,
+    teacher_records: Sequence[RolloutRecord],
 ) -> list[RolloutRecord]:
-    """Sample rollouts until they have taken `MODEL_OPERATIONS` and, without a teacher, the rewards of a group differ; at most
-    `MODEL_GROUPS` groups.
+    """Sample rollouts until they have taken `MODEL_OPERATIONS` and either the rewards of a group differ or the model is clearly
+    worse than its teacher, which SFT can change; at most `MODEL_GROUPS` groups.
 
     Args:
         token_operations: Number of floating-point operations per sampled token.
@@ -423,8 +430,9 @@ async def _sample_groups(
     records: list[RolloutRecord] = []
     operations = 0
     for first in range(0, groups_limit, at_once):
-        is_enough = has_teacher or any(len(different) > 1 for different in _rewards_of_groups(records))
-        if operations >= MODEL_OPERATIONS and is_enough:
+        has_spread = any(len(different) > 1 for different in _rewards_of_groups(records))
+        is_worse = first >= MIN_GROUPS and _mean_reward(records) < WORSE_SHARE * _mean_reward(teacher_records)
+        if operations >= MODEL_OPERATIONS and (has_spread or is_worse):
             break
         groups = await generate(
             env,
@@ -440,6 +448,11 @@ async def _sample_groups(
             operations += token_operations * (len(step.tokens.completion_ids) if step.tokens is not None else 0)
     await client.close()
     return records
+
+
+def _mean_reward(records: Sequence[RolloutRecord]) -> float:
+    rewards = [record.reward for record in records if record.reward is not None]
+    return statistics.fmean(rewards) if rewards else 0.0
 
 
 def _rewards_of_groups(records: Sequence[RolloutRecord]) -> list[set[float]]:

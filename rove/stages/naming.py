@@ -30,7 +30,7 @@ def file_name(part: str) -> str:
     """
     parts = [name for name in part.split("/") if name not in ("", ".", "..")]
     tail = "-".join(parts[-2:]) or Path(part).resolve().name  # the name of ".", the current folder
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in tail).lstrip(".")
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in tail).lstrip(".") or "unnamed"
 
 
 def short(model: str) -> str:

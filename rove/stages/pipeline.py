@@ -145,7 +145,7 @@ class Pipeline:
                 run = Run(Path(row.model).parent)
                 # A recipe does not name the model of an RL stage, which is the result of the stage before.
                 config = msgspec.structs.replace(config, model=run.config()["config"]["model"])
-                write_card(Path(row.model), run, config, run.summary() or {}, measurements, row.name)
+                write_card(Path(row.model), run, config, run.summary() or {}, measurements, row.name, self.notes())
 
     def _config_of(self, row: ResultRow) -> RLConfig | SFTConfig | None:
         """Return the settings of the stage that trained the model of a row; None for another model."""

@@ -77,9 +77,9 @@ def plan_table(recipe: Recipe, estimate: Estimate | None) -> Table:
     text = f"{_examples(recipe.evaluation.num_examples)} per row and condition"
     rows.append(("results", text, estimate and estimate.table))
     if estimate:
-        # Half of 36 runs of new models took 27% to 59% of their maximum, and all but one less than 69% (benchmarks/RESULTS.md).
-        usual = "; most runs take a quarter to two thirds of the time" if recipe.new_model and recipe.sft else ""
-        rows.append(("total", f"{human_bytes(estimate.memory)} of memory{usual}", estimate.most))
+        # Stages end early: half of 36 runs of new models took 27% to 59% of these steps (benchmarks/RESULTS.md).
+        usual_share = "; most runs take a quarter to two thirds of the time" if recipe.new_model and recipe.sft else ""
+        rows.append(("total", f"{human_bytes(estimate.memory)} of memory{usual_share}", estimate.most))
     table = Table("stage", "what", *(["maximum time"] if estimate else []))
     for name, text, seconds in rows:
         table.add_row(name, text, *([] if seconds is None else [human_seconds(seconds)]))

@@ -64,6 +64,7 @@ def write_card(
     summary: JsonMapping,
     measurements: Sequence[Measurement] = (),
     name: str = "",
+    notes: Sequence[str] = (),
 ) -> None:
     """Write the card of a trained model into its folder; if that fails, only warn, because the model is worth more than its card.
 
@@ -72,9 +73,10 @@ def write_card(
         summary: The summary of the run, which says which weights were kept.
         measurements: Results to show. Default: the evaluations of the run.
         name: Name of this model in the measurements.
+        notes: Sentences about the measurements, such as that some of their examples chose the weights.
     """
     try:
-        text = _card(folder, run, config, summary, measurements, name)
+        text = _card(folder, run, config, summary, measurements, name, notes)
         atomic_write(folder / MODEL_CARD, text.encode("utf-8", "replace"))
     except Exception as error:  # the base model, whose license the card states, may be gone by now
         logger.warning("The model is saved without its card %s: %s: %s", MODEL_CARD, type(error).__name__, error)
@@ -87,6 +89,7 @@ def _card(
     summary: JsonMapping,
     measurements: Sequence[Measurement],
     name: str,
+    notes: Sequence[str],
 ) -> str:
     kind, model = run.config()["kind"], config.model
     kept_step = _kept_step(run, summary)
@@ -121,6 +124,7 @@ def _card(
     lines = ["---", front_matter, "---", "", f"# {subject}", "", "## Training", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {_cell(value)} |" for name, value in facts.items()]
     lines += ["", "## Results", "", *_results(run, summary, measurements, kept_step, measured_in_training)]
+    lines += [line for note in notes for line in ("", f"Note: {_cell(note)}")]
     lines += ["", "## Use", "", *_usage(config, library, folder), ""]
     return "\n".join(lines)
 

@@ -145,7 +145,7 @@ def run(store: RunStore, params: QueryParams) -> JsonObject:
             name for name in columns if name not in queries.TEXT_COLUMNS and not name.startswith(queries.INFO_PREFIX)
         ],
         "sorts": list(columns),
-        "info": [name for name in columns if name.startswith(queries.INFO_PREFIX)],
+        "info": queries.info_choices(index) if progress.size else [],
         "scores": list(index.columns()) if progress.size else [],
         "range": queries.reward_range(index) if progress.size else [0, 1],
         "threshold": index.pass_threshold,

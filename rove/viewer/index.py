@@ -416,11 +416,11 @@ class _Batch:
         values = scores.rewards | scores.metrics | scores.rewards if scores else {}
         self._add_names([name for name in values if name not in self.places])
         self.rows.append(row + [values.get(name) for name in self.places])
-        self.questions.append((number, _question(listed), _answer(listed), _reply(listed), self._in_order(info)))
+        self.questions.append((number, _question(listed), _answer(listed), _reply(listed), self._encoded_info(info)))
         if len(self.rows) >= BATCH_LINES:
             self.store()
 
-    def _in_order(self, fields: Mapping[str, str | float]) -> str | None:
+    def _encoded_info(self, fields: Mapping[str, str | float]) -> str | None:
         """Return the fields of a row's `info` as a JSON list in the order of `info_fields`; None without fields."""
         for name in [name for name in fields if name not in self.info_places]:
             if len(self.info_places) < MAX_INFO_FIELDS:
@@ -495,7 +495,7 @@ def _info_values(listed: RolloutListing) -> dict[str, str | float]:
         if isinstance(value, bool):
             fields[utf8_text(name)] = str(value)
         elif (isinstance(value, (int, float)) and abs(value) < 1 << 53) or (
-            isinstance(value, str) and len(value) <= MAX_INFO_CHARS
+            isinstance(value, str) and 0 < len(value) <= MAX_INFO_CHARS
         ):
             fields[utf8_text(name)] = utf8_text(value) if isinstance(value, str) else value
     return fields

@@ -134,8 +134,8 @@ def describe_mistakes(
         rollout has several turns. `questions` and `replies`: groups, those that lose most first, each with `name`, `answer`,
         `reply`, `turns` and `ending` (of the worst rollout), `rollouts`, `wrong` (number of rollouts that lose reward), `mean`,
         `before` (mean of the earlier model, None without it), `lost` (share of the lost reward), `points` (lost reward) and
-        `line` (of the worst rollout). `fields`: name → groups, in the order of the values, for the fields that explain most of
-        the variance.
+        `line` (of the worst rollout). `fields`: name → groups, in the order of the values, for at most `MAX_FIELDS` fields whose
+        groups differ more than by chance.
     """
     best = max((rollout.reward for rollout in (*rollouts, *earlier_rollouts)), default=0.0) if best is None else best
     lost = sum(best - rollout.reward for rollout in rollouts)
@@ -291,7 +291,11 @@ def _shown(group: JsonObject) -> JsonObject:
 def _field_groups(
     rollouts: Sequence[Graded], earlier_rollouts: Sequence[Graded], best: float, lost: float
 ) -> dict[str, list[JsonObject]]:
-    """Return the groups of the fields that explain most of the variance of the rewards, in the order of their values."""
+    """Return the groups of the fields whose groups differ more than by chance, in the order of their values; the fields that
+    explain most of the variance first, at most `MAX_FIELDS`.
+
+    The test takes rollouts as independent: with several rollouts per example, it lists too many fields rather than too few.
+    """
     rewards = [rollout.reward for rollout in rollouts]
     mean = fmean(rewards)
     variance = sum((reward - mean) ** 2 for reward in rewards)

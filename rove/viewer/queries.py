@@ -51,6 +51,8 @@ NUM_BARS = 10
 MAX_CODED_VALUES = 200
 """Maximum number of different values of a column that is held in memory as one byte per rollout, which can code 256 values."""
 BIT_TABLE = bytes.maketrans(b"01", b"\0\1")
+MAX_INFO_CHOICES, MAX_INFO_VALUES = 8, 12
+"""Maximum number of fields of `info` that are offered as filters, and of the different values of each: an id is no choice."""
 MAX_FACET_VALUES = 40
 """Maximum number of values of a facet in a response, the most frequent first."""
 MAX_PAGE_ROWS = 500
@@ -122,6 +124,8 @@ def parse_filter(available: Mapping[str, str], conditions: Iterable[tuple[str, s
             any_of.setdefault(name, []).extend(_values(name, value))
         else:
             parts.append(f"{column} {'>=' if kind == 'from' else '<'} ?")
+            if name.startswith(INFO_PREFIX):  # to SQLite, every text is greater than any number
+                parts.append(f"typeof({column}) IN ('integer', 'real')")
             values.append(_number(name, value))
     for name, listed in any_of.items():
         listed_values = [value for value in listed if value is not None]
@@ -242,6 +246,18 @@ def rows(index: Index, lines: Sequence[int]) -> list[JsonObject]:
     return [rows[line] for line in lines if line in rows]
 
 
+def info_choices(index: Index) -> list[str]:
+    """Return the columns of the rows' `info` that have few different values, which the page offers as filters."""
+
+    def find() -> list[str]:
+        info = {name: column for name, column in columns(index).items() if name.startswith(INFO_PREFIX)}
+        coded = {name: _column_values(index, column) for name, column in info.items()}
+        choices = [name for name, values in coded.items() if values and 1 < len(values.values) <= MAX_INFO_VALUES]
+        return choices[:MAX_INFO_CHOICES]
+
+    return index.cached("info choices", find)
+
+
 def facet(index: Index, rows_filter: Filter, name: str) -> JsonObject:
     """Count the rollouts per value of a column: `values` of [value, count], and the number of other values.
 
@@ -276,7 +292,7 @@ def prepare(index: Index) -> Iterator[str]:
     for name in ("reward", *scores, "turns", "completion_tokens", "seconds"):
         yield name
         _bar_column(index, available[name])
-    for name in ("outcome", "stop", "error", "env", *FLAG_COLUMNS, "reply", *scores):
+    for name in ("outcome", "stop", "error", "env", *FLAG_COLUMNS, "reply", *scores, *info_choices(index)):
         yield name
         _column_values(index, available[name])
 

@@ -564,7 +564,7 @@ def _row(rows: Sequence[Mapping[str, object]], name: str) -> tuple[str, ...] | N
         return None
     best_of = min if "loss" in name else max
     best = best_of(value for value, _ in points)
-    # Of equal values the last, as in the sentences above the table.
+    # Of equal values, the last step counts, as in the sentences above the table.
     step = next(step for value, step in reversed(points) if value == best)
     title = "reward" if name == "reward/mean" else name.replace("_", " ")
     held_out = HELD_OUT.fullmatch(name)

@@ -295,14 +295,15 @@ class TrainAnswers(NamedTuple):
         if stage["stopped_early"]:
             return [f"RL ended early ({stage['ended']}): look at what it still gets wrong before more training."]
         best = best_reward(self.results, self.kept.condition)
-        if best is not None and stage["best_reward"] is not None and best - stage["best_reward"] <= SAME_REWARD:
+        best_held_out = stage["best_reward"]
+        if best is not None and best_held_out is not None and abs(best - best_held_out) <= SAME_REWARD:
             return [
-                f"All held-out examples that choose the weights earned {decimals(best)} at {stage['kept_step']}, so more steps "
-                "could not be seen to help: use more of these examples (num_examples of [[rl.evaluation]] in a copy of the "
-                "recipe), or train on a harder setting."
+                f"Every held-out example that chooses the weights already earned {decimals(best)} at {stage['kept_step']}, so "
+                "more steps cannot be seen to help. Use more of these examples (num_examples of [[rl.evaluation]] in a copy of "
+                "the recipe), or train on a harder setting."
             ]
-        steps = f"RL ended at its planned number of steps; its best held-out reward came at {stage['kept_step']}."
-        return [f"{steps} More steps: ", {"command": rl}] if rl else []
+        when = "" if best_held_out is None else f"; its best held-out reward came at {stage['kept_step']}"
+        return [f"RL ended at its planned number of steps{when}. More steps: ", {"command": rl}] if rl else []
 
 
 def phase(row: ResultRow) -> str:

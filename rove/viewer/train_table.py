@@ -27,7 +27,7 @@ MAX_FUNCTIONS = 4
 SAME_REWARD = 1e-9
 """Smaller differences of rewards come from rounding."""
 NUM_ALWAYS_SHOWN = 4
-"""Number of columns that are shown even if they are empty."""
+"""Number of leading columns that are shown even if they are empty."""
 
 OpenIndex = Callable[[Path], Index]
 """Returns the complete index of the evaluation in a folder."""

@@ -284,8 +284,8 @@ def test_the_table_reports_other_rollouts_than_those_that_chose_the_weights(
     command = re.search(r"evaluate the model on the examples of the table: rove (.*)", done.out)
     assert command is not None
     assert rove(*shlex.split(command[1]), "--run-dir", "runs/again").status == 0
-    again, table = sampled_in(Path("runs"), "again"), sampled_in(Path("runs/own"), "eval/RL-sampled")
-    assert {key for key, _ in again} == {key for key, _ in table}
+    repeated, reported_rows = sampled_in(Path("runs"), "again"), sampled_in(Path("runs/own"), "eval/RL-sampled")
+    assert {key for key, _ in repeated} == {key for key, _ in reported_rows}
     if name == "fixed":
         table = Run(next(Path("runs/own/eval").iterdir()))
         assert {record.example_id for record in table.rollouts()} == set(range(20, 60))

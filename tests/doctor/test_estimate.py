@@ -87,7 +87,7 @@ async def test_a_large_model_is_measured_with_two_small_batches(monkeypatch: pyt
     measured: list[module.TrainingTime] = []
 
     def training_time(*args: Any) -> module.TrainingTime:
-        assert len(args[1]) < len(args[2]) <= RL.batch_size
+        assert list(args[1]) == list(args[2])[: len(args[1])] and len(args[1]) < len(args[2]) <= RL.batch_size
         measured.append(time_of(*args))
         return module.TrainingTime(per_pass=10.0, per_token=0.0, micro_batch_tokens=RL.micro_batch_tokens)
 
@@ -95,12 +95,16 @@ async def test_a_large_model_is_measured_with_two_small_batches(monkeypatch: pyt
     monkeypatch.setattr(module, "_training_time", training_time)
     result = await estimate(RL, SFT, new_model([], size="tiny"), workload())
     [training] = measured
-    assert training.per_pass >= 0 and training.per_token >= 0 and training.of(100) > 0
+    assert training.seconds(100) > 0
     assert result.rl_step > 10 and 10 < result.sft_step < 20  # a step of one micro-batch
 
 
-def test_the_time_of_training_counts_passes_and_tokens() -> None:
-    assert module.TrainingTime(per_pass=1.0, per_token=0.01, micro_batch_tokens=100).of(250) == 3 * 1.0 + 2.5
+def test_two_passes_show_the_time_of_a_pass_and_of_its_tokens() -> None:
+    training = module.time_of_passes(90, 1.05 + 90 * 0.0026, 360, 1.05 + 360 * 0.0026, 100)
+    assert (training.per_pass, training.per_token) == (pytest.approx(1.05), pytest.approx(0.0026))
+    assert training.seconds(250) == pytest.approx(3 * 1.05 + 250 * 0.0026)
+    noisy = module.time_of_passes(90, 1.3, 360, 1.2, 100)
+    assert (noisy.per_pass, noisy.per_token) == (1.3, 0.0)
 
 
 @pytest.mark.slow

@@ -161,7 +161,7 @@ async def test_a_model_is_examined_on_the_examples_that_there_are(monkeypatch: p
 async def test_with_a_teacher_a_few_groups_of_equal_rewards_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "MODEL_OPERATIONS", 1.0)  # reached by one group
     evidence = (await examine(env_with(right=right, wrong=wrong), ARGUMENTS, tiny_model())).evidence
-    assert evidence.model is not None and (evidence.model.groups, evidence.model.spread_share) == (1, 0.0)
+    assert evidence.model is not None and (evidence.model.groups, evidence.model.spread_share) == (3, 0.0)
 
 
 async def test_without_a_policy_a_pretrained_model_begins_with_rl_if_any_group_has_different_rewards() -> None:

@@ -101,7 +101,9 @@ def test_the_card_of_an_adapter_names_the_published_model_through_a_chain_of_run
         Measurement("base", "arithmetic#abc", "easy", {"reward": {"mean": 0.125, "low": 0.0, "high": 0.25}}),
         Measurement("+ SFT", "arithmetic#abc", "easy", {"reward": {"mean": 0.5, "low": 0.25, "high": 0.75}}),
     ]
-    write_card(tmp_path / "final", run, config, summary, measurements, "+ SFT")
+    write_card(
+        tmp_path / "final", run, config, summary, measurements, "+ SFT", ["examples of the table chose the weights"]
+    )
 
     data: Any = metadata_load(tmp_path / "final" / CARD)
     assert data["base_model"] == "google/gemma-3-1b-it"
@@ -112,6 +114,7 @@ def test_the_card_of_an_adapter_names_the_published_model_through_a_chain_of_run
     text = (tmp_path / "final" / CARD).read_text()
     assert "| weights | after step 3, chosen by `validation_loss` |" in text
     assert "| + SFT | arithmetic#abc easy | reward | 0.500 | [0.250, 0.750] |" in text
+    assert "Note: examples of the table chose the weights" in text and "probably higher" not in text
 
 
 def test_a_damaged_card_of_the_base_says_nothing(tmp_path: Path):

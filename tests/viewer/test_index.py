@@ -26,6 +26,7 @@ from rove.viewer.queries import (
     columns,
     facet,
     histogram,
+    info_choices,
     page,
     parse_filter,
 )
@@ -347,6 +348,8 @@ def test_rollouts_are_filtered_by_the_fields_of_their_rows(file: Path):
     conditions = [(f"is.info.{ODD_FIELD}", "0.25")]
     assert [row["line"] for row in page(index, parse_filter(columns(index), conditions))["rows"]] == [1]
     everything = parse_filter(columns(index), [])
+    assert matching_lines(index, from__info__level="2.7") == [0, 2]  # not the text "3"
+    assert info_choices(index) == ["info.style", "info.level", f"info.{ODD_FIELD}", "info.hard"]
     assert facet(index, everything, "info.style")["values"] == [(None, 3), ("us", 2), ("eu", 1)]
     assert facet(index, everything, "info.level")["values"] == [(None, 3), (3, 2), ("3", 1)]
     assert [row["line"] for row in page(index, everything, "info.style")["rows"]] == [3, 4, 5, 0, 1, 2]

@@ -15,7 +15,6 @@ const NAMES = { outcome: "outcome", tag: "tag", noted: "with a note", env: "envi
 const DRAWN = ["reward", "turns", "completion_tokens", "seconds"];
 const MORE = ["prompt_tokens", "model_seconds", "size", "retries", "temperature", "step", "example", "rollout"];
 const LONGEST_FIRST = new Set(["turns", "completion_tokens", "seconds"]); // on the first click
-const INFO = 8, MAX_INFO_VALUES = 12; // fields of the rows' info that are offered as filters, and their values: an id is no choice
 const BLOCK = 100;
 const WIDE = matchMedia("(min-width: 861px)");
 
@@ -65,7 +64,7 @@ async function choicesOf(params, about, signal) {
   const open = [...DRAWN.slice(0, 1), ...about.scores.map((name) => `score.${name}`), ...DRAWN.slice(1)];
   if (params.get("more")) open.push(...MORE);
   const [facets, drawn] = await Promise.all([
-    Promise.all([...(about.annotated ? ANNOTATED : []), ...FACETS, ...about.info.slice(0, INFO)].map((name) => ask("facet", chosenWith(params, about, [["name", name], ["others", "1"]]), signal))),
+    Promise.all([...(about.annotated ? ANNOTATED : []), ...FACETS, ...about.info].map((name) => ask("facet", chosenWith(params, about, [["name", name], ["others", "1"]]), signal))),
     Promise.all(open.slice(0, 40).map((name) => ask("histogram", chosenWith(params, about, [["name", name]]), signal))),
   ]);
   return { facets, drawn };
@@ -138,8 +137,7 @@ function chips(about, params) {
 }
 
 function choices(about, found, params) {
-  const isChoice = ({ name, values, others }) => values.length > 1 && (!name.startsWith("info.") || (values.length <= MAX_INFO_VALUES && !others));
-  const facets = found.facets.filter(isChoice).map((facet) => facetBox(facet, params));
+  const facets = found.facets.filter(({ values }) => values.length > 1).map((facet) => facetBox(facet, params));
   const drawn = found.drawn
     .filter(({ bars }) => bars.length > 1 || found.drawn.length < 3)
     .map((told) => histogram(told, plain(told.name), (bar) => isPicked(told.name, bar, params), (bar, was) => pickBar(told.name, bar, was, params)));

@@ -3,6 +3,8 @@ import { el, grid } from "./dom.js";
 import { NONE, counted, number } from "./format.js";
 import { panels } from "./panels.js";
 
+const MAX_ALERTS = 3;
+
 /** Short answers with titles; `target` gives the address of a stage or evaluation, of its `line` or `step`, or of its rollouts `below` a reward, or null. */
 export function answersView(answers, target) {
   const link = ({ text, run, line, step }) => {
@@ -25,7 +27,7 @@ export function stagesView({ notes, diagnoses, stages, mistakes, training }, tar
   };
   const columns = [
     ["stage", (stage) => linked(stage.name, stage.title)], ["size", (stage) => stage.size], ["ended", (stage) => stage.ended], ["kept weights", (stage) => stage.kept],
-    ["alerts", (stage) => (stage.alerts.length ? stage.alerts.slice(-3).map(alert(stage)) : NONE)],
+    ["alerts", (stage) => (stage.alerts.length ? stage.alerts.slice(-MAX_ALERTS).map(alert(stage)) : NONE)],
   ];
   return [
     notes.map((note) => el("p", { class: "note" }, note)),

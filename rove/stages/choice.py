@@ -15,8 +15,8 @@ from rove.train.held_out import SELECTION_ROLLOUTS, TABLE_SEED, HeldOut, split_h
 LR_BACKOFF = 0.3
 """Factor for RL's learning rate after a fall of the held-out reward."""
 FINAL_RATE = 0.03
-"""Fraction of RL's learning rate that remains at the last step. Gradients of few groups are noisy; with 0.3, the last rewards were
-lower (benchmarks/LOG.md, 2026-11-30)."""
+"""Fraction of RL's learning rate that remains at the last step. Gradients of few groups are noisy; with 0.3, the last rewards
+were lower (benchmarks/LOG.md, 2026-11-30)."""
 RL_PATIENCE = 15
 """RL ends after this many evaluations without a new best reward."""
 MAX_DATA_ROLLOUTS, DATA_TOKENS = 40_000, 4_000_000

@@ -157,8 +157,8 @@ def _also(paid: Sequence[Measured], worst: Measured) -> str:
     also_paid = sorted((reply for reply in paid if reply is not worst), key=lambda reply: -reply.mean)
     names = [repr(reply.name) for reply in also_paid[: MAX_LISTED - 1]]
     num_others = len(also_paid) - len(names)
-    rest = f" and {num_others} more" if num_others else ""
-    return f"; so do {', '.join(names)}{rest}" if names else ""
+    omitted = f" and {num_others} more" if num_others else ""
+    return f"; so do {', '.join(names)}{omitted}" if names else ""
 
 
 def _paid_for_nothing(

@@ -95,10 +95,10 @@ def columns(index: Index) -> dict[str, str]:
         "reply": text.format("reply"),
     }
     scores = {SCORE_PREFIX + name: column for name, column in index.columns().items()}
-    # By their place: a name may contain anything, also SQL.
+    # The SQL has their numbers and not their names, which may contain anything, also SQL.
     info = {
-        INFO_PREFIX + name: text.format(f"json_extract(info, '$[{place}]')")
-        for place, name in enumerate(index.info_fields())
+        INFO_PREFIX + name: text.format(f"json_extract(info, '$[{number}]')")
+        for number, name in enumerate(index.info_fields())
     }
     names = {name: name for name in (*NUMERIC_COLUMNS, *TEXT_COLUMNS, *FLAG_COLUMNS)}
     return names | expressions | NOTED_COLUMN | scores | info

@@ -68,13 +68,13 @@ def test_a_field_that_explains_the_errors_is_named_and_one_of_noise_is_not():
 def test_rare_errors_are_explained_by_a_field_that_has_more_of_them_than_by_chance():
     """135 of 1,000 rows have the style of 10 of the 24 errors; it explains 1.9% of the variance."""
     wrong = {*range(10), *range(200, 214)}
-    after = [
+    rollouts = [
         graded(
             f"question {line}", float(line not in wrong), line, style="eu" if line < 135 else "us", side=f"{line % 2}"
         )
         for line in range(1000)
     ]
-    mistakes = describe_mistakes(after)
+    mistakes = describe_mistakes(rollouts)
     assert list(mistakes["fields"]) == ["style"]
     assert "style = eu: mean reward 0.926 in 135 rollouts, 0.984 in the others." in mistakes["summary"]
 

@@ -32,7 +32,7 @@ FORMAT = re.compile(r"(?i:format):? '(\[[^\[\]'\n]{1,40}\])'")
 """A move with names in place of values, as in "format: '[pile quantity]'"."""
 MOVE = re.compile(r"\[[\w ,.:-]{1,40}\]")
 PLAYER = re.compile(r"\[(Player \d+|GAME)\]")
-"""The name of a player in front of what the player has said, such as "[Player 0]"."""
+"""A player's name, such as "[Player 0]", which precedes the player's words."""
 MEMORY_BYTES = 2 << 30
 """Memory that a game may allocate."""
 
@@ -59,8 +59,8 @@ def _moves_in(text: str) -> list[str]:
         moves = [move for move in QUOTED_MOVE.findall(line) if move not in forms]
         if moves:
             return moves
-    shown = [move for move in MOVE.findall(text) if move not in forms and not PLAYER.fullmatch(move)]
-    return list(dict.fromkeys(shown))
+    bracketed = [move for move in MOVE.findall(text) if move not in forms and not PLAYER.fullmatch(move)]
+    return list(dict.fromkeys(bracketed))
 
 
 class TextArenaEnv(MultiTurnEnv):

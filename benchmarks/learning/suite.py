@@ -8,6 +8,8 @@ A run has learned if its final model is better than the model after SFT and than
 of the mean difference in reward (T = 1, the same 1,000 held-out examples) is above 0. `rove compare` computes the same interval.
 It has reached the ceiling if it is better than the weakest policy, not detectably different from the model after SFT, and not
 detectably worse than the best policy.
+A second table shows whether RL spoils what the reward does not see: tokens per rollout, truncated rollouts, and replies with text
+after their last closing tag, before and after RL.
 Repeat the command to continue a stopped run.
 """
 
@@ -15,9 +17,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import resource
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,16 +66,15 @@ def is_complete(folder: Path) -> bool:
     return (folder / "complete.json").exists() and (folder / "cpu_seconds.txt").exists()
 
 
-def train(env: str, seed: int) -> None:
-    """Run `rove train`, and record its CPU time and its result."""
-    folder = RUNS / f"{env}-{seed}"
+def train(env: str, seed: int, folder: Path, options: Sequence[str] = ()) -> None:
+    """Run `rove train` with further options, and record its CPU time."""
     if is_complete(folder):
         return
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     words = [str(HERE / "strangers" / f"{env}.py")]
     if env in ENVIRONMENTS:
         words = [env, "--env-dir", str(HERE / "environments"), "-a", json.dumps(ENVIRONMENTS[env])]
-    words += ["--seed", str(seed)]
+    words += ["--seed", str(seed), *options]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.txt").open("a") as log:
         subprocess.run(
@@ -86,9 +89,8 @@ def train(env: str, seed: int) -> None:
         file.write(f"{used:.1f}\n")
 
 
-def read(env: str, seed: int) -> dict[str, Any] | None:
-    """Return the rewards and the CPU time of a complete run."""
-    folder = RUNS / f"{env}-{seed}"
+def read(folder: Path) -> dict[str, Any] | None:
+    """Return the rewards and the CPU time of a run; None if it is not complete."""
     if not is_complete(folder):
         return None
     rows = {
@@ -126,12 +128,54 @@ def difference(folder: Path, before: str, after: str) -> Difference:
     return compare(first, second).main
 
 
+class Replies(NamedTuple):
+    """What the rollouts of one evaluation look like."""
+
+    tokens: float
+    """Mean number of sampled tokens per rollout."""
+    truncated: float
+    """Share of the rollouts."""
+    trailing: float
+    """Share of the replies with a closing tag in which text follows the last one."""
+
+
+def replies(folder: Path, row: str, condition: str) -> Replies:
+    """Return the lengths and endings of the replies in a row of the results table."""
+    name = "".join(c if c.isalnum() else "-" for c in f"{row}-{condition}").strip("-")
+    result = next(one for one in json.loads((folder / "results.json").read_text()) if one["name"] == row)
+    found = result["conditions"][condition]
+    messages = [message for record in Run(folder / "eval" / name).rollouts() for message in record.completion]
+    texts = [str(message.content) for message in messages if message.role == "assistant"]
+    parts = [re.split(r"</\w+>", text) for text in texts]
+    endings = [pieces[-1] for pieces in parts if len(pieces) > 1]
+    trailing = sum(bool(ending.strip()) for ending in endings) / max(1, len(endings))
+    return Replies(found["tokens_per_rollout"]["completion"], found["truncation_share"], trailing)
+
+
+def replies_table(envs: list[str], seeds: list[int]) -> Table:
+    """Return the table of the replies before and after RL of all complete runs: T = 1, and in parentheses greedy."""
+    made = Table("environment", "seed", "tokens: SFT", "RL", "truncated: SFT", "RL", "text after: SFT", "RL", width=110)
+    for env in envs:
+        for seed in seeds:
+            folder = RUNS / f"{env}-{seed}"
+            if not is_complete(folder):
+                continue
+            names = [one["name"] for one in json.loads((folder / "results.json").read_text())]
+            models = ["+ SFT" if "+ SFT" in names else "base", names[-1]]
+            pairs = [[replies(folder, row, condition) for condition in ("sampled", "greedy")] for row in models]
+            cells = [[f"{sampled.tokens:.1f} ({greedy.tokens:.1f})" for sampled, greedy in pairs]]
+            cells += [[f"{sampled.truncated:.1%} ({greedy.truncated:.1%})" for sampled, greedy in pairs]]
+            cells += [[f"{sampled.trailing:.1%} ({greedy.trailing:.1%})" for sampled, greedy in pairs]]
+            made.add_row(env, str(seed), *(cell for column in cells for cell in column))
+    return made
+
+
 def table(envs: list[str], seeds: list[int]) -> Table:
     """Return the table of all complete runs."""
     made = Table("environment", "seed", "weakest", "best", "SFT", "RL", "RL − SFT", "learned", "CPU-min", width=110)
     for env in envs:
         for seed in seeds:
-            found = read(env, seed)
+            found = read(RUNS / f"{env}-{seed}")
             if found is not None:
                 policies = [f"{found[name].mean:.2f}" for name in ("weakest", "best")]
                 values = [str(found[name]) for name in ("SFT", "RL", "gain")]
@@ -155,8 +199,9 @@ def main() -> None:
         for seed in args.seeds:
             for env in envs:
                 console.print(f"{env}, seed {seed}")
-                train(env, seed)
+                train(env, seed, RUNS / f"{env}-{seed}")
     console.print(table(envs, args.seeds))
+    console.print(replies_table(envs, args.seeds))
 
 
 if __name__ == "__main__":

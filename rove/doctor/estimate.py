@@ -283,7 +283,10 @@ async def _sampling_seconds(config: RLConfig, loaded: LoadedModel, work: Workloa
     turn_tokens = work.sampled_tokens / work.turns
     longest = max(2, min(MAX_TURN_TOKENS, round(turn_tokens)))
     size = config.rollouts_per_example
-    group_tokens = work.tokens - work.sampled_tokens + size * longest * work.turns
+    prompt_tokens = statistics.fmean(mask.index(True) for _, mask in work.rollouts)
+    environment_tokens = work.tokens - work.sampled_tokens - prompt_tokens
+    # The rollouts of a group share only their prompt.
+    group_tokens = prompt_tokens + size * (environment_tokens + longest * work.turns)
     fitting = int(MEASURED_OPERATIONS / (2 * _parameters(loaded) * group_tokens))
     batch = min(config.batch_size, size * max(MIN_GROUPS, fitting))
     repeats = REPEATS if batch == config.batch_size else 1

@@ -23,6 +23,9 @@ MAX_DATA_ROLLOUTS, DATA_TOKENS = 40_000, 4_000_000
 """Maximum number of the teacher's rollouts, and maximum number of their tokens."""
 MODEL_TEACHER_ROLLOUTS = 1000
 """The same for a teacher that is a model, whose rollouts may cost money."""
+LONG_ROLLOUT, MIN_BATCH_SHARE = 256, 0.25
+"""The batches of SFT are smaller for rollouts with more tokens, down to a quarter: the number of tokens is limited, and a model
+learns more from many small steps than from few large ones."""
 MAX_EPOCHS, MAX_SFT_STEPS = 100, 5000
 """Limits of SFT on small datasets."""
 SFT_PATIENCE = 60
@@ -292,7 +295,9 @@ def _sft_sections(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampl
     per_example = max(1, int(rollouts) // available) if best.varies else 1
     requested = max(1, int(rollouts))
     examples = min(available, requested)
-    steps_per_epoch = max(1, round(good_share * examples * per_example / scale.sft_batch))
+    share = min(1.0, max(MIN_BATCH_SHARE, LONG_ROLLOUT / max(1.0, evidence.rollout_tokens)))
+    batch = round(share * scale.sft_batch)
+    steps_per_epoch = max(1, round(good_share * examples * per_example / batch))
     epochs = round(scale.sft_tokens / (good_share * examples * per_example * evidence.rollout_tokens))
     epochs = max(1, min(epochs, MAX_EPOCHS, MAX_SFT_STEPS // steps_per_epoch))
     every = scale.validate_every
@@ -313,7 +318,7 @@ def _sft_sections(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampl
             "sft",
             {
                 "min_reward": best.good_reward,
-                "batch_size": scale.sft_batch,
+                "batch_size": batch,
                 "learning_rate": scale.sft_rate,
                 "epochs": epochs,
                 "validate_every": every,

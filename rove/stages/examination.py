@@ -237,7 +237,8 @@ async def examine(
     scored = _scored(records)
     models = {teacher_model.name} if teacher_model else set[str]()
     policies = [_policy_evidence(name, policy_records, name in models) for name, policy_records in scored.items()]
-    policies.sort(key=lambda policy: policy.reward)
+    # Of policies with equal rewards, the one with the shortest rollouts is the teacher: they train fastest.
+    policies.sort(key=lambda policy: (policy.reward, -_mean_length(scored[policy.name])))
     teacher_name = teacher_model.name if teacher_model else str(teacher or "")
     if teacher_name:
         _check_teacher(teacher_name, records)
@@ -354,6 +355,11 @@ def _first_errors(records: Mapping[str, Sequence[RolloutRecord]]) -> dict[str, s
         if error is not None:
             texts[name] = f"{error.phase}: {error.type}: {error.message}"
     return texts
+
+
+def _mean_length(records: Sequence[RolloutRecord]) -> float:
+    """Return the mean number of bytes of the conversations."""
+    return statistics.fmean(len(msgspec.json.encode([*record.prompt, *record.completion])) for record in records)
 
 
 def _policy_evidence(name: str, records: Sequence[RolloutRecord], is_model: bool) -> PolicyEvidence:

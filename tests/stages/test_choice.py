@@ -118,6 +118,19 @@ async def test_a_model_or_a_named_policy_can_be_the_teacher() -> None:
     assert evidence.task.best == evidence.teacher.reward < evidence.policies[-1].reward
 
 
+async def test_the_teacher_is_the_shortest_of_the_best_policies() -> None:
+    def wordy(messages: Any, state: Any, rng: random.Random) -> str:
+        return "Yes, I think so."
+
+    for policies in (
+        {"right": right, "wordy": wordy, "wrong": wrong},
+        {"wordy": wordy, "wrong": wrong, "right": right},
+    ):
+        env = env_with(**policies)
+        env.rubric = vf.Rubric([lambda completion: float("yes" in completion[-1].content.casefold())])
+        assert (await examine(env, ARGUMENTS)).evidence.policies[-1].name == "right"
+
+
 async def test_a_teacher_that_is_no_better_is_refused() -> None:
     evidence = (await examine(env_with(right=right, wrong=wrong), ARGUMENTS, teacher="wrong")).evidence
     with pytest.raises(

@@ -159,9 +159,8 @@ def train_command(
     with needs_train_extra():
         from rove.train.worker_group import join_process_group
     ranks = join_process_group(device or "auto")
-    args = json_object(env_args, "-a")
-    used_args = ({"scorer": scorer} if scorer else {}) | (args or {})
-    request = TrainRequest(env, model, used_args, env_dir, chat_template, template_args or {}, minutes, teacher)
+    args = (json_object(env_args, "-a") or {}) | ({"scorer": scorer} if scorer else {})
+    request = TrainRequest(env, model, args, env_dir, chat_template, template_args or {}, minutes, teacher)
     if file:
         in_recipe = {"-m": model, "-a": env_args, "--scorer": scorer, "--env-dir": env_dir}
         in_recipe |= {"--chat-template": chat_template, "--template-args": template_args}

@@ -9,7 +9,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -110,13 +110,6 @@ def convert(kind: type[T], values: Mapping[str, object], flags: Iterable[str] = 
         return msgspec.convert(dict(values), kind, strict=False)  # not strict: a flag's "5" is also a number
     except msgspec.ValidationError as error:
         raise_explained(error, values, kind, strict=False)
-
-
-def as_settings(kind: type[T], values: T | Mapping[str, object]) -> T:
-    """Return settings unchanged, or build them from a dict."""
-    if isinstance(values, Mapping):
-        return convert(kind, cast(Mapping[str, object], values))
-    return values
 
 
 def import_function(setting: str, path: str) -> Callable[..., Any]:

@@ -295,12 +295,9 @@ async def check_latency(client: EndpointClient, model: str) -> Finding:
     taken, tokens = [], 0
     for _ in range(3):
         started = time.perf_counter()
-        response = await _respond(client, _request(client, model, STORY, max_tokens=STORY_MAX_TOKENS))
+        response = await client.respond(_request(client, model, STORY, max_tokens=STORY_MAX_TOKENS))
         taken.append(time.perf_counter() - started)
-        if isinstance(response, Response):
-            tokens += response.usage.completion_tokens
-        else:
-            raise response
+        tokens += response.usage.completion_tokens
     median = sorted(taken)[1]
     speed = f", {tokens / sum(taken):.0f} tokens/s" if tokens else ""
     description = f"{human_seconds(median)} for up to {STORY_MAX_TOKENS} tokens{speed}"

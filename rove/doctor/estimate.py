@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from rove.core.errors import ConfigError
 from rove.core.protocols import SamplingParams
 from rove.doctor.machine import computed_tokens, memory_needed, position_bytes, resident_memory, try_training
 from rove.engine.engine import Engine, default_cache_bytes
@@ -154,6 +155,7 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
     Args:
         loaded: A model of the same size as the trained model; its weights are changed.
     """
+    work = _within_context(work, loaded.context)
     on_cpu = loaded.model.device.type == "cpu"
     libraries = resident_memory()
     if on_cpu:  # `memory_needed` counts the weights
@@ -223,6 +225,23 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
             libraries + RUNTIME_BYTES + 2 * needed["weights"] + min(default_cache_bytes(loaded.model.device), cache),
         ),
     )
+
+
+def _within_context(work: Workload, context: int) -> Workload:
+    """Return the workload with rollouts that are cut at the model's context.
+
+    Raises:
+        ConfigError: No response of any rollout fits.
+    """
+    rollouts = [(ids[:context], mask[:context]) for ids, mask in work.rollouts]
+    fitting = [(ids, mask) for ids, mask in rollouts if True in mask]
+    if not fitting:
+        shortest = min(mask.index(True) for _, mask in work.rollouts)
+        raise ConfigError(
+            f"every prompt has {shortest:,} tokens or more, but the context of the model has {context:,}: "
+            "shorten the prompts, or use a model with a longer context"
+        )
+    return work._replace(rollouts=fitting)
 
 
 def _evaluation_seconds(
@@ -315,6 +334,8 @@ async def _sample(
     started = time.perf_counter()
     for turn in range(turns):
         first_seed = turn * len(prompts)
+        # All rollouts get the mean number of tokens per turn, so long prompts may exceed the context.
+        prompts = [ids[: loaded.context - length] for ids in prompts]
         requests = [engine.generate(ids, sampling, seed=first_seed + n) for n, ids in enumerate(prompts)]
         sampled = await asyncio.gather(*requests)
         messages = [_random_ids(loaded, rng, round(between)) for _ in prompts]

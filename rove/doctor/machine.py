@@ -153,8 +153,7 @@ def memory_needed(
     """Return the bytes that a run needs at its peak, by purpose.
 
     A synchronous run alternates between sampling and training, and frees the memory of each phase before the next one. The peak
-    is
-    in one of the two phases, and what only the other phase needs counts as 0.
+    is in one of the two phases, and what only the other phase needs counts as 0.
 
     Args:
         loaded: The model, with its adapter if one is trained.
@@ -216,8 +215,7 @@ def _head_buffers(model: Any) -> float:
     """Return the bytes of the copies of the output head that a micro-batch needs.
 
     A matrix product packs the weight. A trained weight's gradient is computed whole before it is added to the gradients of
-    earlier
-    micro-batches; the gradient of a tied embedding is computed separately.
+    earlier micro-batches; the gradient of a tied embedding is computed separately.
     """
     head = model.get_output_embeddings().weight
     embedding = model.get_input_embeddings().weight

@@ -20,6 +20,8 @@ from rove.train.sequences import sequences_from_record
 
 EASY_REWARD = 0.8
 """If the mean reward exceeds this fraction of the best reward, there is little left to learn."""
+PROMPTS = 8
+"""Number of training examples whose first prompts are measured."""
 MAX_TRUNCATED = 0.05
 """Fraction of truncated responses above which truncation affects training."""
 EQUAL_REWARDS = 0.05
@@ -213,10 +215,10 @@ def lengths_of(records: Sequence[RolloutRecord], renderer: Renderer) -> Lengths:
     return Lengths(max(prompts, default=0), max(responses, default=0), min(prompts, default=0))
 
 
-def first_prompts(env: Environment, renderer: Renderer, count: int = 8) -> Lengths:
+def first_prompts(env: Environment, renderer: Renderer) -> Lengths:
     """Return the lengths of the first prompts of some training examples."""
     prompts: list[int] = []
-    for example in env.examples(count, train=True):
+    for example in env.examples(PROMPTS, train=True):
         prompt = example["prompt"]
         try:
             if isinstance(prompt, str):

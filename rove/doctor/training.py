@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -45,6 +45,7 @@ from rove.runs.serialization import encode_record
 from rove.sandbox import LocalBackend
 from rove.sandbox.containment import ESSENTIAL
 from rove.sandbox.local import CONTROL_GROUPS, REMEDY
+from rove.train.callbacks import OnProgress, ignore
 from rove.train.collect import plan_groups, training_sequences
 from rove.train.config import RLConfig
 from rove.train.initial_model import load_initial
@@ -54,8 +55,6 @@ from rove.train.settings_checks import check_environment, check_learning_rate, c
 
 SCRIPTED_ROLLOUTS = 8
 """Number of rollouts of each scripted policy."""
-OnProgress = Callable[[str, int, int], None]
-"""Called with the current activity, the number of finished items, and the total."""
 
 
 class Sampled(NamedTuple):
@@ -71,7 +70,7 @@ async def check_training(
     config: RLConfig,
     groups: int = 8,
     folder: Path = Path("runs"),
-    on_progress: OnProgress = lambda activity, done, total: None,
+    on_progress: OnProgress = ignore,
 ) -> AsyncIterator[Finding]:
     """Yield findings about an RL run; write nothing and change no weights.
 

@@ -113,6 +113,12 @@ def seconds_of_sampling_and_training(row: JsonMapping) -> float:
     return sum(float(row[name]) for name in names if _is_number(row.get(name)))
 
 
+def interval_of(row: Mapping[str, float], metric: str) -> tuple[float, float]:
+    """Return the 95% interval of a mean such as "eval/NAME/reward/mean"; without a measured interval, the mean twice."""
+    prefix = metric.removesuffix("mean")
+    return row.get(f"{prefix}interval_low", row[metric]), row.get(f"{prefix}interval_high", row[metric])
+
+
 def zero_advantage_share(*rows: JsonMapping) -> float | None:
     """Return the share of zero-advantage groups in some steps; None if they have no groups."""
     num_groups = num_zero_advantage = 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Collection, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,19 +15,22 @@ from rove.core.errors import RunError
 from rove.core.findings import Finding
 from rove.core.plain import UNREADABLE, JsonObject
 from rove.runs.run import Run
-from rove.utils.files import read_regular
+from rove.utils.files import open_regular, read_regular
+from rove.utils.systems import lock_file
 
 T = TypeVar("T")
 
 RECIPE, RESULTS, COMPLETE, DIAGNOSES = "recipe.toml", "results.json", "complete.json", "diagnoses.json"
 """Names of files: settings of all stages, rows of the results table, the mark of a complete run, and diagnoses."""
+LOCK = ".train_lock"
+"""File that a command locks while it makes the recipe or trains; the folder of a single run has another one."""
 EVALUATIONS = "eval"
 """Folder of the evaluations in the results table."""
 FIRST_START = "first_start"
 """Folder that keeps the model, the SFT and the evaluation of a start on which a second one has followed."""
 RECALL_LINE = 'init = "recall"'
 """Line of the recipe of a second start."""
-STAGE = re.compile(r"data|sft|rl\d*")
+STAGE = re.compile(r"data|sft|rl\d*|full")
 """Names of the run folders of stages."""
 
 
@@ -109,7 +114,10 @@ class TrainFolder:
 
     def stages(self) -> list[Run]:
         """Return the runs of data, SFT, and RL that have begun, in their order."""
-        names = ["data", "sft", "rl", *sorted(name for name in self._folders() if re.fullmatch(r"rl\d+", name))]
+        numbered = sorted(
+            (name for name in self._folders() if re.fullmatch(r"rl\d+", name)), key=lambda name: int(name[2:])
+        )
+        names = ["data", "sft", "rl", *numbered, "full"]
         return [Run(self.path / name) for name in names if (self.path / name / "config.toml").is_file()]
 
     def _folders(self) -> Iterator[str]:
@@ -124,15 +132,43 @@ class TrainFolder:
         return self.path / EVALUATIONS / name
 
 
+@contextmanager
+def locked(folder: Path, attempts: int = 1) -> Generator[None]:
+    """Return a context manager in which no other command writes a recipe, or trains, in a folder.
+
+    Args:
+        attempts: How many times to try, every tenth of a second; the processes that train together may write a recipe at the
+            same time.
+
+    Raises:
+        RunError: Another command does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # The file stays: deleting it would be a race.
+    with open_regular(folder / LOCK, "ab") as file:
+        for attempt in range(1, attempts + 1):
+            try:
+                lock_file(file, wait=False)
+                break
+            except OSError as error:
+                if attempt == attempts:
+                    raise RunError(
+                        f"another command trains in {folder}; wait for it, or give another --run-dir (run_dir in Python)"
+                    ) from error
+            time.sleep(0.1)
+        yield
+
+
 def is_train_folder(names: Collection[str]) -> bool:
     """Return whether a folder with entries of these names is that of `rove train` or `rove demo`.
 
-    It has no settings, and either results or, before the first ones, stages and evaluations.
+    It has no settings of a single run, but results or, before the first ones, a recipe and stages. Runs named sft and eval
+    do not make their common folder such a folder.
     """
     if "config.toml" in names:
         return False
     has_stages = any(STAGE.fullmatch(name) for name in names)
-    return RESULTS in names or COMPLETE in names or (has_stages and EVALUATIONS in names)
+    return RESULTS in names or COMPLETE in names or (has_stages and RECIPE in names)
 
 
 def _read(file: Path, kind: type[T], default: T) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -14,6 +15,8 @@ from rove.train.held_out import SELECTION_ROLLOUTS, TABLE_SEED, HeldOut, split_h
 
 LR_BACKOFF = 0.3
 """Factor for RL's learning rate after a fall of the held-out reward."""
+HELD_OUT_GAIN = 0.1
+"""Gain in training, for rewards between 0 and about 1, at which a flat held-out reward is an alert."""
 FINAL_RATE = 0.03
 """Fraction of RL's learning rate that remains at the last step. Gradients of few groups are noisy; with 0.3, the last rewards
 were lower (benchmarks/LOG.md, 2026-11-30)."""
@@ -28,6 +31,8 @@ LONG_ROLLOUT, MIN_BATCH_SHARE = 256, 0.25
 learns more from many small steps than from few large ones."""
 MAX_EPOCHS, MAX_SFT_STEPS = 100, 5000
 """Limits of SFT on small datasets."""
+SFT_WARMUP = 20
+"""Steps of SFT's warm-up, the default of `rove sft`."""
 SFT_PATIENCE = 60
 """SFT ends after this many evaluations without a new best reward or validation loss; new models may stay on a plateau for a
 long time."""
@@ -52,7 +57,7 @@ ROLLOUT_KL_PENALTY = 0.08
 a sum over its tokens: with a fixed weight per token, the penalty of a long rollout would outweigh its reward."""
 
 
-class Scale(msgspec.Struct, frozen=True):
+class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """Settings that depend on the number of trained parameters."""
 
     sft_batch: int
@@ -76,22 +81,59 @@ class Scale(msgspec.Struct, frozen=True):
     max_kl_penalty: float = 0.0
     """Maximum weight of the KL divergence from the model before RL; see docs/decisions/unrewarded_tokens.md."""
 
-    def loss(self, sampled_tokens: float) -> JsonObject:
-        """Return the table `loss` of RL, for rollouts with this mean number of sampled tokens."""
+    def loss(self, sampled_tokens: float, unit: float = 1.0) -> JsonObject:
+        """Return the table `loss` of RL.
+
+        Args:
+            sampled_tokens: Mean number of sampled tokens of a rollout.
+            unit: Order of magnitude of the rewards: the weights are relative to them.
+        """
         if self.max_kl_penalty == 0:
-            return {"entropy_bonus": self.entropy_bonus, "entropy_target": ENTROPY_TARGET}
+            return {"entropy_bonus": self.entropy_bonus * unit, "entropy_target": ENTROPY_TARGET}
         weight = min(self.max_kl_penalty, ROLLOUT_KL_PENALTY / max(1.0, sampled_tokens))
-        return {"kl_penalty": float(f"{weight:.2g}")}  # not round(): long rollouts would have no penalty
+        return {"kl_penalty": float(f"{weight * unit:.2g}")}  # not round(): long rollouts would have no penalty
 
 
 NEW = Scale(
-    128, 1e-3, 24_000_000, 32, 3e-4, 400, 0.0, 25, 1000, max_rl_groups=128, temperature=1.15, max_kl_penalty=0.01
+    sft_batch=128,
+    sft_rate=1e-3,
+    sft_tokens=24_000_000,
+    rl_groups=32,
+    max_rl_groups=128,
+    rl_rate=3e-4,
+    rl_steps=400,
+    entropy_bonus=0.0,
+    max_kl_penalty=0.01,
+    temperature=1.15,
+    validate_every=25,
+    table_rollouts=1000,
 )
 """Settings for new models of half a million parameters; SFT takes at most about ten minutes of one CPU core. Most tasks end SFT
 after a quarter of its tokens; `water_tank` and `coin_cups` (benchmarks/learning/strangers) still improved at half of them."""
-SMALL = Scale(64, 5e-4, 4_000_000, 32, 1e-4, 200, 0.01, 25, 1000)
+SMALL = Scale(
+    sft_batch=64,
+    sft_rate=5e-4,
+    sft_tokens=4_000_000,
+    rl_groups=32,
+    rl_rate=1e-4,
+    rl_steps=200,
+    entropy_bonus=0.01,
+    validate_every=25,
+    table_rollouts=1000,
+)
 """Settings for pretrained models with fewer than 50 M parameters."""
-LARGE = Scale(32, 3e-3, 300_000, 32, 3e-4, 60, 0.005, 15, 400, {"rank": 32, "alpha": 64.0})
+LARGE = Scale(
+    sft_batch=32,
+    sft_rate=3e-3,
+    sft_tokens=300_000,
+    rl_groups=32,
+    rl_rate=3e-4,
+    rl_steps=60,
+    entropy_bonus=0.005,
+    validate_every=15,
+    table_rollouts=400,
+    lora={"rank": 32, "alpha": 64.0},
+)
 """Settings for larger models: in reverse_text, an adapter took half the time of full training and reached the same reward."""
 LARGE_PARAMETERS = 50_000_000
 """A model with at least this many parameters is large."""
@@ -146,23 +188,32 @@ def choose(env: str, env_args: JsonMapping, evidence: Evidence) -> list[Section]
     # RL learns from groups whose rewards differ; a model that rarely has such groups first imitates a policy.
     if needs_sft:
         _check_policies(evidence)
+        if evidence.is_raw_text:
+            raise ConfigError(
+                "the environment has message_type 'completion', and SFT on a policy's rollouts trains chat messages; use "
+                "message_type 'chat', or a pretrained model that begins with RL (rove rl)"
+            )
     # A response may be twice as long as those of the policies, but not many times as long: each token costs time.
     limit = evidence.response_tokens if evidence.policies or model is None else model.response_tokens
     max_tokens = min(2 * limit, limit + 256) + 16
     held_out = _held_out(env_args, evidence, scale)
+    if not held_out.table:
+        raise ConfigError(
+            "the environment has no held-out examples: its eval_dataset is empty; add rows, or leave eval_dataset out"
+        )
     # The rows of both are numbered alike only if the arguments are the same.
     count = scale.table_rollouts if _has_seed(evidence) else SELECTION_ROLLOUTS + scale.table_rollouts
     table_args = _with_examples(env_args, evidence, count)
     selection_args = table_args
     if held_out.has_other_seed:
-        other_seed = env_args.get("seed", 0) + 1
-        selection_args = {**_with_examples(env_args, evidence, SELECTION_ROLLOUTS), "seed": other_seed}
+        selection_args = {**_with_examples(env_args, evidence, SELECTION_ROLLOUTS), "seed": evidence.seed + 1}
     references = [policy.model for policy in evidence.policies]
     sampled = {
         "env": env,
         "name": "sampled",
         "env_args": selection_args,
-        "num_examples": held_out.selection,
+        "num_examples": _examples(held_out.selection, evidence),
+        "rollouts_per_example": evidence.members,
         "temperature": 1.0,
         "max_tokens": max_tokens,
     }
@@ -174,9 +225,9 @@ def choose(env: str, env_args: JsonMapping, evidence: Evidence) -> list[Section]
         Section(
             "evaluation",
             {
-                "num_examples": held_out.table,
+                "num_examples": _examples(held_out.table, evidence),
                 **({"skip_examples": held_out.skipped} if held_out.skipped else {}),
-                "rollouts_per_example": 1,
+                "rollouts_per_example": evidence.members,
                 "max_tokens": max_tokens,
                 "seed": TABLE_SEED,
                 "env_args": table_args,
@@ -198,6 +249,16 @@ def choose(env: str, env_args: JsonMapping, evidence: Evidence) -> list[Section]
             ],
         ),
     ]
+
+
+def _examples(rollouts: int, evidence: Evidence) -> int:
+    """Return the number of examples that about this many rollouts need."""
+    return math.ceil(rollouts / evidence.members)
+
+
+def _is_fixed(evidence: Evidence) -> bool:
+    """Return whether the environment has a certain number of rows, whatever number is requested."""
+    return evidence.examples is not None and "num_examples" not in evidence.arguments
 
 
 def _limit(evidence: Evidence) -> str:
@@ -292,15 +353,15 @@ def _sft_sections(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampl
     if best.is_model:
         rollouts = min(rollouts, MODEL_TEACHER_ROLLOUTS)
     # Repeated rollouts of a deterministic policy would be equal.
-    per_example = max(1, int(rollouts) // available) if best.varies else 1
-    requested = max(1, int(rollouts))
+    per_example = max(evidence.members, int(rollouts) // available if best.varies else 1)
+    requested = max(1, int(rollouts) // evidence.members)
     examples = min(available, requested)
     share = min(1.0, max(MIN_BATCH_SHARE, LONG_ROLLOUT / max(1.0, evidence.rollout_tokens)))
     batch = round(share * scale.sft_batch)
     steps_per_epoch = max(1, round(good_share * examples * per_example / batch))
     epochs = round(scale.sft_tokens / (good_share * examples * per_example * evidence.rollout_tokens))
     epochs = max(1, min(epochs, MAX_EPOCHS, MAX_SFT_STEPS // steps_per_epoch))
-    every = scale.validate_every
+    every, warmup = scale.validate_every, warmup_of(steps_per_epoch * epochs)
     return [
         Section(
             "data",
@@ -320,10 +381,11 @@ def _sft_sections(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampl
                 "min_reward": best.good_reward,
                 "batch_size": batch,
                 "learning_rate": scale.sft_rate,
+                **({"warmup_steps": warmup} if warmup < SFT_WARMUP else {}),
                 "epochs": epochs,
                 "validate_every": every,
                 "keep_best": "eval/sampled/reward/mean",
-                "target": round(goal, 4),
+                "target": float(f"{goal:.6g}"),  # not round(): the target of small rewards would be 0
                 "patience": SFT_PATIENCE,
                 "mixed_precision": True,
                 **({"lora": scale.lora} if scale.lora else {}),
@@ -334,6 +396,11 @@ def _sft_sections(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampl
             f"`min_reward` selects {good_share:.0%} of the rollouts for training.",
         ),
     ]
+
+
+def warmup_of(steps: int) -> int:
+    """Return the warm-up of SFT: a tenth of few steps, so that the learning rate reaches its peak."""
+    return min(SFT_WARMUP, max(1, steps // 10))
 
 
 def _rl_size(env_args: JsonMapping, evidence: Evidence, scale: Scale) -> tuple[int, int]:
@@ -356,7 +423,8 @@ def _rl_section(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled
         "learning_rate": scale.rl_rate,
         "final_lr_fraction": FINAL_RATE,
         "lr_backoff": LR_BACKOFF,
-        "loss": scale.loss(evidence.sampled_tokens),
+        "loss": scale.loss(evidence.sampled_tokens, evidence.reward_unit),
+        **({"alerts": {"held_out_gain": HELD_OUT_GAIN * evidence.reward_unit}} if evidence.reward_unit != 1 else {}),
         "temperature": scale.temperature,
         "max_tokens": sampled["max_tokens"],
         "keep_best": "eval/sampled/reward/mean",
@@ -365,6 +433,8 @@ def _rl_section(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled
         "mixed_precision": True,
         "bf16_sampling": True,
         "env_args": _with_examples(env_args, evidence, steps * groups),
+        # A fixed dataset may be sorted: by difficulty, by class, or by its parts.
+        **({"curriculum": {"shuffle": True}} if _is_fixed(evidence) else {}),
         **({"lora": scale.lora} if scale.lora else {}),
         "evaluation": [{**sampled, "every": 10}],
     }

@@ -103,7 +103,7 @@ def refuse_device(device: str, reason: str) -> None:
     """Refuse a device for a model that this machine does not compute.
 
     Raises:
-        ConfigError: `device` is not None.
+        ConfigError: `device` is not "auto".
     """
     if device != "auto":
         raise ConfigError(f"device is '{device}', but {reason}, so no device is used: leave it out")

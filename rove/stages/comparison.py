@@ -32,6 +32,8 @@ class ComparedRun(NamedTuple):
     """The run's identity under dotted names, including the kind of run."""
     outcomes: list[Outcome]
     """The run's scored rollouts."""
+    unscored: int
+    """Number of rollouts that ran and have no score."""
     config: JsonObject
     """Settings of the run's command."""
     rove: str | None
@@ -63,8 +65,7 @@ class ComparedRun(NamedTuple):
         planned = self.config.get("rollouts_per_example")
         if self.settings["kind"] != "eval" or not isinstance(planned, int):
             return f"{len(self.outcomes):,} scored rollouts"
-        missing = examples * planned - len(self.outcomes)
-        unscored = f" ({missing:,} not scored)" if missing else ""
+        unscored = f" ({self.unscored:,} not scored)" if self.unscored else ""
         return f"{counted(examples, 'example')}, {counted(planned, 'rollout')} per example{unscored}"
 
 
@@ -78,7 +79,7 @@ def read_run(path: str) -> ComparedRun:
     settings = dotted({"kind": config["kind"], **config["identity"]})
     versions = run.versions()
     version = versions[-1].get("rove") if versions else None
-    return ComparedRun(settings, last, config["config"], version)
+    return ComparedRun(settings, last, len(run.ledger()[0]) - len(last), config["config"], version)
 
 
 def differing(a: JsonMapping, b: JsonMapping) -> dict[str, list[Any]]:

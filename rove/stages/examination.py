@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Awaitable, Mapping, Sequence
@@ -16,7 +17,7 @@ from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
 from rove.core.findings import Finding
 from rove.core.plain import JsonMapping, JsonObject
-from rove.core.protocols import Client
+from rove.core.protocols import Client, Limits
 from rove.core.records import RolloutRecord
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
@@ -36,11 +37,17 @@ MODEL = "the model"
 """Name of the pretrained model in places where a policy's name is expected."""
 
 POLICY_EXAMPLES = 150
-"""Number of examples on which each scripted policy is examined, with two rollouts each."""
+"""Number of examples on which each scripted policy is examined, with two rollouts each; fewer examples with larger groups."""
 TEACHER_EXAMPLES = 20
 """The same for a teacher that is a model, whose rollouts may cost money."""
 UNTRAINED_EXAMPLES = 8
 """Number of examples on which a policy that does not know the format is run."""
+UNTRAINED_FACTOR = 8
+"""Such a rollout ends at this multiple of the turns that the policies need at most."""
+MAX_POLICY_TURNS = 1_000
+"""Maximum number of turns of a scripted policy, which may never end a game."""
+MAX_COUNTED, MAX_COUNTED_HELD_OUT = 40_000, 2_000
+"""Maximum number of training and held-out examples that a generator makes to count them; a recipe needs no more."""
 MODEL_GROUPS = 8
 """Maximum number of groups on which a pretrained model is examined."""
 MODEL_OPERATIONS = 3e11
@@ -73,8 +80,6 @@ class PolicyEvidence(msgspec.Struct, frozen=True):
     """Highest reward of one rollout."""
     lowest: float
     """Lowest reward of one rollout."""
-    spread: float
-    """Standard deviation of the reward."""
     varies: bool
     """Whether two rollouts of an example may differ."""
     good_reward: float
@@ -126,12 +131,18 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Number of rows in the evaluation dataset if the recipe requests more; else None."""
     arguments: frozenset[str]
     """Names of the arguments of `load_environment`."""
+    seed: int = 0
+    """Value of the argument `seed` for the training examples."""
     seed_repeats: bool = False
     """Whether another seed generates some of the same examples, as if it reshuffled a fixed pool."""
     shared: int = 0
     """Number of examples of the results table that have the same question and answer as an example that selects the weights."""
     functions: list[str]
     """Names of the reward functions with a weight."""
+    is_raw_text: bool = False
+    """Whether the model continues a raw text instead of a conversation."""
+    has_group_rewards: bool = False
+    """Whether a reward depends on the other rollouts of a group, so that every evaluation needs whole groups."""
     rollout_tokens: float = 0.0
     """Mean number of tokens in a whole rollout of the best policy or, without policies, of the model."""
     sampled_tokens: float = 0.0
@@ -160,6 +171,20 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         """The policy whose rollouts SFT trains on."""
         requested = [policy for policy in self.policies if policy.name == self.teacher_name]
         return requested[0] if requested else self.policies[-1]
+
+    @property
+    def members(self) -> int:
+        """Minimum number of rollouts per example in evaluations and in the teacher's data."""
+        return GROUP_SIZE if self.has_group_rewards else 1
+
+    @property
+    def reward_unit(self) -> float:
+        """The order of magnitude of the range of rewards, a power of ten: 1 for a range from 0.32 to 3.2."""
+        rewards = [reward for policy in self.policies for reward in (policy.highest, policy.lowest)]
+        if self.model is not None:
+            rewards += [self.model.reward, self.model.lowest]
+        reward_range = max(rewards, default=0.0) - min(rewards, default=0.0)
+        return 10.0 ** round(math.log10(reward_range)) if reward_range > 0 else 1.0
 
     @property
     def task(self) -> Task:
@@ -223,12 +248,24 @@ async def examine(
         check_first_prompt(env, train=True)
     else:
         loaded.renderer.check_environment(env, train=True)
-    teacher_model = teacher if isinstance(teacher, Teacher) else None
     if not env.policies and loaded is None:
         raise ConfigError(
             "the environment has no scripted policies to learn from; start from a pretrained model (rove train NAME -m MODEL), "
             "or collect rollouts of a teacher (rove eval NAME -m TEACHER --train) and train a new model on them (rove sft)"
         )
+    async with env.used_in_run():  # a teardown after the first rollouts would end what all of them need
+        return await _examine(env, arguments, loaded, tokenizer, teacher)
+
+
+async def _examine(
+    env: Environment,
+    arguments: frozenset[str],
+    loaded: LoadedModel | None,
+    tokenizer: JsonMapping,
+    teacher: Teacher | str | None,
+) -> Examination:
+    """Do what `examine` does, in an environment that is in use."""
+    teacher_model = teacher if isinstance(teacher, Teacher) else None
     try:
         records, seconds, setup = await _run_policies(env, teacher_model)
     finally:
@@ -266,14 +303,16 @@ async def examine(
         policies=policies,
         teacher_name=teacher_name,
         model=model,
-        examples=env.count_examples(train=True),
-        held_out=env.count_examples(),
+        examples=count_up_to(env, MAX_COUNTED, train=True),
+        held_out=count_up_to(env, MAX_COUNTED_HELD_OUT),
         arguments=arguments,
+        is_raw_text=env.message_type == "completion",
+        has_group_rewards=env.scoring_rubric.has_group_rewards,
         functions=[name for name, weight in best[0].scores.weights.items() if weight],
         rollout_tokens=statistics.fmean(sum(len(ids) for ids, _ in branches) for branches in conversations),
         sampled_tokens=statistics.fmean(sum(sum(mask) for _, mask in branches) for branches in conversations),
         turns=statistics.fmean(max(1, len(record.steps)) for record in best),
-        untrained_turns=await _untrained_turns(env),
+        untrained_turns=await _untrained_turns(env, all_records),
         # Those of a teacher that is a model include its sampling.
         rollout_seconds=min((seconds[name] for name in scored if name not in models), default=0.0),
         teacher_seconds=seconds[teacher_name or policies[-1].name] if policies else 0.0,
@@ -305,14 +344,19 @@ async def _run_policies(
     records: dict[str, list[RolloutRecord]] = {}
     seconds: dict[str, float] = {}
     setup = 0.0
+    limits = Limits(max_turns=MAX_POLICY_TURNS)
+    members = GROUP_SIZE if env.scoring_rubric.has_group_rewards else 2
     for name, policy in env.policies.items():
         client = ScriptedClient(policy, name)
         single: JsonObject = {"num_examples": 1, "rollouts_per_example": 1, "train": True}
-        _, first_seconds = await _timed(generate(env, client, **single))
+        _, first_seconds = await _timed(generate(env, client, limits=limits, **single))
         setup = setup or first_seconds
-        _, single_seconds = await _timed(generate(env, client, **single))  # without what is loaded only once
-        options: JsonObject = {"num_examples": POLICY_EXAMPLES, "rollouts_per_example": 2, "train": True}
-        records[name], total_seconds = await _timed(generate(env, client, **options))
+        _, single_seconds = await _timed(
+            generate(env, client, limits=limits, **single)
+        )  # without what is loaded only once
+        examples = 2 * POLICY_EXAMPLES // members
+        options: JsonObject = {"num_examples": examples, "rollouts_per_example": members, "train": True}
+        records[name], total_seconds = await _timed(generate(env, client, limits=limits, **options))
         # The difference is the time of the rollouts alone; noise must not make it zero.
         rollout_seconds = max(total_seconds - single_seconds, total_seconds / 20)
         seconds[name] = rollout_seconds / max(1, len(records[name]))
@@ -333,10 +377,28 @@ def _scored(records: Mapping[str, Sequence[RolloutRecord]]) -> dict[str, list[Ro
     return scored
 
 
-async def _untrained_turns(env: Environment) -> int:
+def count_up_to(env: Environment, most: int, train: bool = False) -> int | None:
+    """Return the number of examples; None if a generator makes them and there are more than `most`."""
+    known = env.count_examples(train=train)
+    if known is not None:
+        return known
+    count = env.count_examples(most + 1, train=train)
+    return None if count is None or count > most else count
+
+
+async def _untrained_turns(env: Environment, policy_records: Sequence[RolloutRecord]) -> int:
     """Return the maximum number of responses in a rollout of a policy that does not know the format."""
+    # A game may wait for a legal move forever. What matters is whether such rollouts are much longer.
+    most = UNTRAINED_FACTOR * max([1, *(len(record.steps) for record in policy_records)])
     client = ScriptedClient(lambda messages, state, rng: "?", "untrained")
-    records = await generate(env, client, num_examples=UNTRAINED_EXAMPLES, rollouts_per_example=1, train=True)
+    records = await generate(
+        env,
+        client,
+        num_examples=UNTRAINED_EXAMPLES,
+        rollouts_per_example=1,
+        train=True,
+        limits=Limits(max_turns=most),
+    )
     return max([1, *(len(record.steps) for record in records)])
 
 
@@ -375,7 +437,6 @@ def _policy_evidence(name: str, records: Sequence[RolloutRecord], is_model: bool
         lowest=min(rewards),
         good_reward=good,
         good_share=statistics.fmean(reward >= good for reward in rewards),
-        spread=statistics.pstdev(rewards),
         varies=len(responses) > len(examples),
         is_model=is_model,
     )
@@ -437,7 +498,7 @@ async def _sample_groups(
     operations = 0
     for first in range(0, groups_limit, at_once):
         has_spread = any(len(different) > 1 for different in _rewards_of_groups(records))
-        is_worse = first >= MIN_GROUPS and _mean_reward(records) < WORSE_SHARE * _mean_reward(teacher_records)
+        is_worse = first >= MIN_GROUPS and _is_clearly_worse(records, teacher_records)
         if operations >= MODEL_OPERATIONS and (has_spread or is_worse):
             break
         groups = await generate(
@@ -456,9 +517,14 @@ async def _sample_groups(
     return records
 
 
-def _mean_reward(records: Sequence[RolloutRecord]) -> float:
+def _is_clearly_worse(records: Sequence[RolloutRecord], teacher_records: Sequence[RolloutRecord]) -> bool:
+    """Return whether a model has less than `WORSE_SHARE` of its teacher's reward, counted from the lowest reward."""
     rewards = [record.reward for record in records if record.reward is not None]
-    return statistics.fmean(rewards) if rewards else 0.0
+    teacher_rewards = [record.reward for record in teacher_records if record.reward is not None]
+    if not rewards or not teacher_rewards:
+        return False
+    lowest = min(0.0, *rewards, *teacher_rewards)
+    return statistics.fmean(rewards) - lowest < WORSE_SHARE * (statistics.fmean(teacher_rewards) - lowest)
 
 
 def _rewards_of_groups(records: Sequence[RolloutRecord]) -> list[set[float]]:

@@ -102,10 +102,11 @@ def new_model(
 async def environment_texts(env: Environment, config: ModelConfig) -> list[str]:
     """Return a text per rollout of the environment's scripted policies; the environment's prompts if it has no policies."""
     texts: list[str] = []
-    for name, policy in env.policies.items():
-        client = ScriptedClient(policy, name)
-        records = await generate(env, client, num_examples=config.games, train=True, seed=config.seed)
-        texts += conversation_texts(records)
+    async with env.used_in_run():  # a teardown after the first policy would end what the others need
+        for name, policy in env.policies.items():
+            client = ScriptedClient(policy, name)
+            records = await generate(env, client, num_examples=config.games, train=True, seed=config.seed)
+            texts += conversation_texts(records)
     if texts:
         return texts
     prompts = [as_messages(row["prompt"]) for row in env.get_dataset(1000)]

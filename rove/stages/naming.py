@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rove.core.digest import fingerprint
 from rove.core.errors import as_json
 from rove.core.plain import JsonMapping
-from rove.remote.isolation import IsolationConfig
+
+if TYPE_CHECKING:
+    from rove.stages.evaluation import EvalConfig
+    from rove.train.config import RLConfig
 
 RUNS = Path("runs")
 """Folder that contains the run folders for which `run_dir` is not set."""
@@ -38,20 +41,7 @@ def short(model: str) -> str:
     return "/".join(model.rstrip("/").split("/")[-2:])
 
 
-class EnvironmentSettings(Protocol):
-    """Settings that name an environment, such as the settings of `rove eval` or `rove rl`."""
-
-    @property
-    def env(self) -> str: ...  # noqa: D102
-    @property
-    def env_dir(self) -> str | None: ...  # noqa: D102
-    @property
-    def env_args(self) -> JsonMapping: ...  # noqa: D102
-    @property
-    def isolation(self) -> IsolationConfig: ...  # noqa: D102
-
-
-def environment_args(config: EnvironmentSettings) -> str:
+def environment_args(config: EvalConfig | RLConfig) -> str:
     """Return the words of a command line that name the environment of these settings, with its arguments."""
     words = named_environment(config.env, config.env_dir, config.env_args)
     if config.isolation.python is not None:

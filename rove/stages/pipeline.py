@@ -16,7 +16,7 @@ from rove.core.messages import as_messages, text_of
 from rove.core.plain import JsonMapping, JsonObject
 from rove.envs.loading import environment_version
 from rove.runs.run import Run
-from rove.runs.train_folder import COMPLETE, RESULTS, ResultRow, TrainFolder
+from rove.runs.train_folder import COMPLETE, RESULTS, ResultRow, TrainFolder, locked
 from rove.stages.clients import SCRIPTED
 from rove.stages.completion import check_stages, read_completion, write_completion
 from rove.stages.evaluation import EvalConfig, run_eval
@@ -92,7 +92,15 @@ class Pipeline:
         self.rows, self._notes = [], None
 
     def run(self) -> list[ResultRow]:
-        """Run all stages; return the rows of the results table."""
+        """Run all stages; return the rows of the results table.
+
+        Raises:
+            RunError: Another command trains in the folder, or a stage cannot continue its run.
+        """
+        with locked(self.recipe.folder):
+            return self._run()
+
+    def _run(self) -> list[ResultRow]:
         recipe, say = self.recipe, self.reporter.title
         check_stages(recipe, self._evaluations())
         # The rows are written one by one from now on: a mark of an earlier recipe must not call some of them complete.
@@ -106,9 +114,9 @@ class Pipeline:
                 check_saved_model(recipe.model)
         if recipe.data is not None:
             say("Collect rollouts of the teacher")
-            self._evaluate(recipe.data)
+            self._collect(recipe.data)
             if not recipe.references:
-                kind = "script" if recipe.data.model.startswith("scripted:") else recipe.data.model
+                kind = "script" if recipe.data.model.startswith(SCRIPTED) else recipe.data.model
                 self.measure(f"teacher ({kind})", recipe.data.model)
         for reference in recipe.references:
             self.measure(reference, reference)
@@ -138,7 +146,7 @@ class Pipeline:
         measurements: list[Measurement] = []
         for row in self.rows:
             for condition, summary in row.conditions.items():
-                estimates = {"reward": summary["reward"], **summary["functions"]}
+                estimates = {**summary["functions"], "reward": summary["reward"]}
                 measurements.append(Measurement(row.name, version, condition, estimates))
             config = self._config_of(row)
             if config is not None:
@@ -153,6 +161,12 @@ class Pipeline:
             return self.recipe.sft
         stages = [stage for stage in self.recipe.rl if row.name == f"+ {stage.name}"]
         return stages[0].config if stages else None
+
+    def _collect(self, config: EvalConfig) -> None:
+        """Collect the teacher's rollouts, unless SFT has begun on them: failed ones would run again, and change its data."""
+        folder = self.recipe.folder
+        if Run(folder / "data").summary() is None or not (folder / "sft" / "config.toml").exists():
+            self._evaluate(config)
 
     def _evaluations(self) -> dict[Path, EvalConfig]:
         """Return the settings of the teacher's rollouts and of the table's first rows by their run folders."""
@@ -329,7 +343,7 @@ def functions_without_column(recipe: Recipe, rows: list[ResultRow]) -> list[str]
 
 
 def _cell(summary: JsonObject, column: Column) -> str:
-    means = {"reward": summary["reward"], **summary["functions"]}
+    means = {**summary["functions"], "reward": summary["reward"]}  # a function may be named reward, too
     values: list[JsonMapping] = [means.get(name) or {} for name in column.values]
     if not column.interval:
         return "/".join(percent(value.get("mean")) for value in values)

@@ -35,7 +35,7 @@ def estimate_stages(recipe: Recipe, examination: Examination, pretrained: Loaded
         teacher_seconds=evidence.teacher_seconds,
         setup_seconds=evidence.setup_seconds,
         conditions=len(recipe.conditions),
-        table_rollouts=len(recipe.conditions) * recipe.evaluation.num_examples,
+        table_rollouts=len(recipe.conditions) * recipe.evaluation.num_examples * recipe.evaluation.rollouts_per_example,
         teacher_rows=int(bool(evidence.policies) and evidence.teacher.is_model),
     )
     # The time depends on the shape of the model, not on its weights.

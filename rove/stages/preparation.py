@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,10 +17,18 @@ from rove.envs.loading import environment_arguments, load_environment
 from rove.models.load import LoadedModel, load_for_sampling
 from rove.models.pretrained import model_path
 from rove.runs.provenance import seal
-from rove.runs.train_folder import RECIPE
+from rove.runs.train_folder import RECIPE, locked
 from rove.stages.choice import choose, limited, requested_examples
 from rove.stages.clients import SCRIPTED, is_folder, make_client
-from rove.stages.examination import Evidence, Examination, Teacher, examine
+from rove.stages.examination import (
+    MAX_COUNTED,
+    MAX_COUNTED_HELD_OUT,
+    Evidence,
+    Examination,
+    Teacher,
+    count_up_to,
+    examine,
+)
 from rove.stages.plan import estimate_stages
 from rove.stages.recipe import Recipe, RecipeFile, Section, as_toml
 from rove.stages.reporter import Reporter
@@ -42,7 +50,7 @@ def count_examples(
     """
     try:
         training, held_out = (load_environment(env, env_dir, **env_args, num_examples=count) for count in requested)
-        return training.count_examples(train=True), held_out.count_examples()
+        return count_up_to(training, MAX_COUNTED, train=True), count_up_to(held_out, MAX_COUNTED_HELD_OUT)
     except Exception as error:
         raise ConfigError(
             f"{env} fails with num_examples = {requested[0]} and {requested[1]}: {type(error).__name__}: {error}; "
@@ -74,8 +82,26 @@ def examine_environment(
     teacher = _teacher(request.teacher, loaded, device)
     models = "".join(f" and {name}" for name in (request.teacher, model) if name)
     with reporter.working(f"running the scripted policies{models} in {env}"):
-        arguments = frozenset(environment_arguments(env, request.env_dir))
-        return run_async(examine(loaded, arguments, pretrained, tokenizer, teacher)), pretrained
+        arguments, seed = chosen_arguments(environment_arguments(env, request.env_dir), request.env_args)
+        examination = run_async(examine(loaded, arguments, pretrained, tokenizer, teacher))
+        evidence = msgspec.structs.replace(examination.evidence, seed=seed)
+        return examination._replace(evidence=evidence), pretrained
+
+
+def chosen_arguments(defaults: Mapping[str, object], env_args: JsonMapping) -> tuple[frozenset[str], int]:
+    """Return the names of the arguments that a recipe may set, and the value of `seed` for the training examples.
+
+    A `seed` that is not a number is left out: there is no next one.
+
+    Args:
+        defaults: The arguments of `load_environment` and their defaults.
+        env_args: The user's arguments.
+    """
+    seed = env_args.get("seed", defaults.get("seed"))
+    if isinstance(seed, int) and not isinstance(seed, bool):
+        return frozenset(defaults), seed
+    is_unset = seed is None and "seed" not in env_args
+    return frozenset(defaults if is_unset else defaults.keys() - {"seed"}), 0
 
 
 def _teacher(name: str | None, env: Environment, device: str) -> Teacher | str | None:
@@ -188,23 +214,23 @@ def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device
         f"Recipe of `rove train {words}`. Change any line of a copy, then: rove train {env} --recipe COPY --run-dir FOLDER\n"
         f"Estimate on this machine with its present load: {estimate}"
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # if the command is interrupted now, the next one makes the recipe again
     text = as_toml(sections, comment)
     made_for = {**request.values, "version": version, "recipe": recipe_digest(text)}
-    atomic_write(folder / REQUEST, msgspec.json.encode(made_for))
-    atomic_write(folder / ESTIMATE, msgspec.json.encode(estimate))
-    atomic_write(folder / EVIDENCE, msgspec.json.encode(examination.evidence))
-    # The recipe last: a folder with a recipe has all other files too.
-    atomic_write(path, text.encode())
-    seal(path)
+    with locked(folder, attempts=50):
+        path.unlink(missing_ok=True)  # if the command is interrupted now, the next one makes the recipe again
+        atomic_write(folder / REQUEST, msgspec.json.encode(made_for))
+        atomic_write(folder / ESTIMATE, msgspec.json.encode(estimate))
+        atomic_write(folder / EVIDENCE, msgspec.json.encode(examination.evidence))
+        # The recipe last: a folder with a recipe has all other files too.
+        atomic_write(path, text.encode())
+        seal(path)
 
 
 def estimate_recipe(recipe: Recipe, reporter: Reporter) -> Estimate | None:
     """Return the time and memory of a recipe that rove did not choose for its environment; None if they cannot be estimated."""
     counts = [recipe.evaluation.num_examples]
     if recipe.data is not None:
-        if not recipe.data.model.startswith("scripted:"):
+        if not recipe.data.model.startswith(SCRIPTED):
             return None
         counts.append(recipe.data.num_examples)
     if len(recipe.rl) != 1 or min(counts) < 1:

@@ -300,7 +300,7 @@ def load_recipe(
 
 
 SMOKE: JsonObject = {
-    "data": {"num_examples": 60},
+    "data": {"num_examples": 60, "rollouts_per_example": 1},
     "sft": {"epochs": 1, "batch_size": 16, "validate_every": 2},
     "rl": {"steps": 2, "batch_size": 16, "rollouts_per_example": 4},
     "evaluation": {"num_examples": 8},

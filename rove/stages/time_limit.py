@@ -11,6 +11,7 @@ import msgspec
 
 from rove.core.errors import ConfigError
 from rove.doctor.estimate import OVERHEAD, Estimate
+from rove.stages.choice import SFT_WARMUP, warmup_of
 from rove.stages.examination import GROUP_SIZE
 from rove.stages.recipe import Section
 
@@ -85,6 +86,9 @@ def _shortened(sections: Sequence[Section], estimate: Estimate, seconds: float) 
     estimate = _with_smaller_evaluations(values, rl, estimate, seconds)
     if estimate.sft_steps:
         estimate = _with_shorter_sft(values, estimate, SFT_SHARE * seconds)
+        warmup = warmup_of(estimate.sft_steps)
+        if warmup < SFT_WARMUP:
+            values["sft"]["warmup_steps"] = warmup
     remaining = seconds - (estimate.most - estimate.rl_steps * estimate.rl_step)
     return fitted, _with_shorter_rl(rl, estimate, remaining)
 
@@ -103,7 +107,7 @@ def _with_smaller_evaluations(
             continue
         [evaluation] = stage["evaluation"]
         examples = _reduced(evaluation["num_examples"], share)
-        saved = (evaluation["num_examples"] - examples) * estimate.rollout
+        saved = (evaluation["num_examples"] - examples) * evaluation["rollouts_per_example"] * estimate.rollout
         evaluation["num_examples"] = examples
         changes[step] = getattr(estimate, step) - OVERHEAD * saved / evaluation["every"]
         if stage is rl:
@@ -130,7 +134,10 @@ def _with_shorter_sft(values: Mapping[str, Any], estimate: Estimate, seconds: fl
     share = seconds / (estimate.data + steps_per_epoch * estimate.sft_step)
     share = min(1.0, max(share, MIN_STEPS / steps_per_epoch))
     sft["epochs"] = 1
-    data["num_examples"] = max(1, int(data["num_examples"] * share))
+    # Fewer rollouts per example first: a model that sees few of the examples memorizes them.
+    rollouts = share * data["num_examples"] * data["rollouts_per_example"]
+    data["rollouts_per_example"] = max(1, int(rollouts / data["num_examples"]))
+    data["num_examples"] = max(1, min(data["num_examples"], int(rollouts / data["rollouts_per_example"])))
     return msgspec.structs.replace(
         estimate, data=estimate.data * share, sft_steps=max(1, round(steps_per_epoch * share))
     )
@@ -142,7 +149,8 @@ def _with_shorter_rl(rl: dict[str, Any], estimate: Estimate, seconds: float) -> 
     step_seconds = estimate.rl_step
     if steps < GOOD_STEPS:
         [evaluation] = rl["evaluation"]
-        evaluating = OVERHEAD * evaluation["num_examples"] * estimate.rollout / evaluation["every"]
+        rollouts = evaluation["num_examples"] * evaluation["rollouts_per_example"]
+        evaluating = OVERHEAD * rollouts * estimate.rollout / evaluation["every"]
         groups = rl["batch_size"] // GROUP_SIZE
         of_group = max(1e-9, (step_seconds - evaluating) / groups)
         fitting = int((seconds / GOOD_STEPS - evaluating) / of_group)

@@ -120,7 +120,7 @@ class PipelineResult(ShownAsText):
 
 
 def _flat(summary: JsonMapping) -> dict[str, float]:
-    values = {"reward": summary["reward"], **summary["functions"]}
+    values = {**summary["functions"], "reward": summary["reward"]}
     flat: dict[str, float] = {}
     for name, value in values.items():
         flat |= {name: value["mean"], f"{name}/low": value["low"], f"{name}/high": value["high"]}
@@ -182,7 +182,7 @@ def train_model(
     request = TrainRequest(
         environment_name(env),
         model=None if model is None else str(model),
-        env_args=({} if scorer is None else {"scorer": scorer}) | dict(env_args or {}),
+        env_args=dict(env_args or {}) | ({} if scorer is None else {"scorer": scorer}),
         env_dir=None if env_dir is None else str(env_dir),
         chat_template=chat_template,
         template_args=dict(template_args or {}),

@@ -15,14 +15,14 @@ import msgspec
 from rove.core.checks import Settings
 from rove.core.findings import Finding
 from rove.core.ranges import PositiveFloat, PositiveFraction, PositiveInt
-from rove.runs.metrics import zero_advantage_share
+from rove.runs.metrics import interval_of, zero_advantage_share
 from rove.train.drift import Growth, Measurement, unrewarded_growth
 
 History = Sequence[Mapping[str, float]]
 
 
 MAX_PLAUSIBLE_LOSS = 20.0
-"""Loss in nats per token above which training has certainly diverged: a uniform guess among 250,000 tokens has a loss of 12.4."""
+"""Loss in nats per token above which a single step shows growth: a uniform guess among 250,000 tokens has a loss of 12.4."""
 COLLAPSE_STEPS = 2
 """Number of consecutive steps with only zero-advantage groups that count as a collapse."""
 MAX_CHANCE = 0.01
@@ -322,11 +322,10 @@ def _held_out_is_well(history: History, if_unknown: bool = True) -> bool:
         measured = [row for row in history if name in row]
         if len(measured) < 2:
             return if_unknown
-        prefix = name.removesuffix("mean")
         best = max(measured, key=lambda row: row[name])
         newest = measured[-1]
-        high = newest.get(f"{prefix}interval_high", newest[name])
-        if newest[name] > measured[0][name] and high >= best.get(f"{prefix}interval_low", best[name]):
+        (low, _), (_, high) = interval_of(best, name), interval_of(newest, name)
+        if newest[name] > measured[0][name] and high >= low:
             return True
     return False
 

@@ -36,7 +36,7 @@ from rove.train.collect import (
     rollout_metrics,
     training_sequences,
 )
-from rove.train.config import CollectionSettings
+from rove.train.config import RLConfig
 from rove.train.curriculum import StepExamples
 
 
@@ -169,7 +169,7 @@ class AsyncCollector(RolloutCollector):
 
     def __init__(
         self,
-        settings: CollectionSettings,
+        config: RLConfig,
         env: Environment,
         client: Client,
         run: Run,
@@ -180,9 +180,9 @@ class AsyncCollector(RolloutCollector):
         step: int,
         state: JsonMapping,
     ):
-        super().__init__(settings, env, client, run, drawn, on_progress)
-        extra = settings.filter.dynamic_sampling_rounds * settings.groups
-        self.scheduler = StalenessScheduler(settings.groups, max_staleness, settings.steps, step, extra)
+        super().__init__(config, env, client, run, drawn, on_progress)
+        extra = config.filter.dynamic_sampling_rounds * config.groups
+        self.scheduler = StalenessScheduler(config.groups, max_staleness, config.steps, step, extra)
         self.running: list[_Group] = []
         """Running groups in the order of their start."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -250,8 +250,8 @@ class AsyncCollector(RolloutCollector):
 
     def _start_groups(self) -> None:
         """Start as many groups as allowed."""
-        group_size = self.settings.rollouts_per_example
-        while self._rollouts.value + group_size <= self.settings.batch_size:
+        group_size = self.config.rollouts_per_example
+        while self._rollouts.value + group_size <= self.config.batch_size:
             if self._failure is not None or self.scheduler.is_full or not self.scheduler.may_start():
                 return
             group = _Group(self._next_group(), self.scheduler.start(), self.scheduler.version)
@@ -264,14 +264,14 @@ class AsyncCollector(RolloutCollector):
 
     async def _run_group(self, group: _Group) -> None:
         planned = group.planned
-        group_size = self.settings.rollouts_per_example
-        seed = derive_seed(self.settings.seed, planned.step)
+        group_size = self.config.rollouts_per_example
+        seed = derive_seed(self.config.seed, planned.step)
         example = self.examples[planned.example]
         rollouts = run_groups(
             self.env,
             self.client,
             [[Job(example, planned.key, index, seed) for index in range(group_size)]],
-            sampling=self.settings.sampling,
+            sampling=self.config.sampling,
             max_concurrent=group_size,
             keep=partial(self._on_rollout, group),
             for_training=True,
@@ -284,7 +284,7 @@ class AsyncCollector(RolloutCollector):
         group.records.append(record)
         self._report_progress()
         self._rollouts.set(self._rollouts.value - 1)
-        if len(group.records) == self.settings.rollouts_per_example:
+        if len(group.records) == self.config.rollouts_per_example:
             scheduler = self.scheduler
             self.running.remove(group)
             step = scheduler.finish(group.due, self._has_advantages(group.records))
@@ -301,7 +301,7 @@ class AsyncCollector(RolloutCollector):
     def _report_progress(self) -> None:
         """Report how many rollouts of the next step are finished, including rollouts of incomplete groups."""
         finished = len(self._finished.get(self.scheduler.first, [])) + sum(len(group.records) for group in self.running)
-        batch_size = self.settings.batch_size
+        batch_size = self.config.batch_size
         self.on_progress("rollouts", min(batch_size, finished), batch_size)
 
     def _assign(self, records: list[RolloutRecord], step: int) -> list[RolloutRecord]:
@@ -314,10 +314,10 @@ class AsyncCollector(RolloutCollector):
 
     def _has_advantages(self, records: list[RolloutRecord]) -> bool:
         """Return whether a group takes one of a step's places; with dynamic sampling, zero-advantage groups take none."""
-        if not self.settings.filter.dynamic_sampling_rounds:
+        if not self.config.filter.dynamic_sampling_rounds:
             return True
         # Which groups have advantages does not depend on the estimator; "mean" works for a single group.
-        _, counts = training_sequences(records, self.settings.truncated, gamma=self.settings.gamma)
+        _, counts = training_sequences(records, self.config.truncated, gamma=self.config.gamma)
         return not (counts["groups/zero_spread"] or counts["groups/too_few"])
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
@@ -330,8 +330,8 @@ class AsyncCollector(RolloutCollector):
         """Return the next group, under a key that no other group of the same step can have."""
         if not self._planned:
             step = self._next_step
-            chooser = StepExamples(self.order, self.difficulty, min(step, self.settings.steps - 1), self.drawn)
-            chosen = chooser.take(self.settings.groups)
+            chooser = StepExamples(self.order, self.difficulty, min(step, self.config.steps - 1), self.drawn)
+            chosen = chooser.take(self.config.groups)
             groups = self._plan_groups(step, chosen)
             self._planned += [
                 PlannedGroup(step, index, jobs[0].key) for index, jobs in zip(chosen, groups, strict=True)
@@ -350,16 +350,16 @@ class AsyncCollector(RolloutCollector):
         taken_at = time.perf_counter()
         waited = taken_at - started
         elapsed = max(taken_at - self._taken_at, 1e-9)
-        settings = self.settings
+        config = self.config
         metrics = {
-            "groups/resampled": counts["groups/all"] - settings.groups,
+            "groups/resampled": counts["groups/all"] - config.groups,
             "examples/skipped": float(self._skipped),
             DRAWN: float(self.drawn),
-            "queue/ended": sum(map(len, self._finished.values())) / settings.rollouts_per_example,
+            "queue/ended": sum(map(len, self._finished.values())) / config.rollouts_per_example,
             "queue/under_way": float(len(self.running)),
             "queue/late": float(self._late),
             "idle/trainer": waited / elapsed,
-            "idle/sampler": max(0.0, 1 - self._rollouts.mean() / settings.batch_size),
+            "idle/sampler": max(0.0, 1 - self._rollouts.mean() / config.batch_size),
             "time/sampling": waited,
         }
         self._skipped = 0

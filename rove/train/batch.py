@@ -106,7 +106,7 @@ def micro_batches(
     if pack:
         pieces = _shares(samples, micro_batch_tokens, ranks, _cut_packed, _packed_tokens)
         return [_packed_batch(piece, device) for piece in pieces]
-    # Models that mix tokens in other ways than our attention, such as convolutions, need every sequence by itself.
+    # Models that mix tokens in other ways than our attention and convolutions need every sequence by itself.
     padded = _shares(samples, micro_batch_tokens, ranks, _cut_padded, _padded_tokens)
     return [_padded_batch(piece, device) for piece in padded]
 

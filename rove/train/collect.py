@@ -24,7 +24,7 @@ from rove.statistics import mean
 from rove.statistics.summary import RewardErrors, broken_reward
 from rove.train.advantages import batch_advantages
 from rove.train.callbacks import OnProgress, ignore
-from rove.train.config import CollectionSettings
+from rove.train.config import RLConfig
 from rove.train.curriculum import Difficulty, ExampleOrder, StepExamples
 from rove.train.losses import token_weights
 from rove.train.sequences import TrainingSequence, rewards_by_turn, sequences_from_record
@@ -50,26 +50,25 @@ class RolloutCollector:
 
     def __init__(
         self,
-        settings: CollectionSettings,
+        config: RLConfig,
         env: Environment,
         client: Client,
         run: Run,
         drawn: int = 0,
         on_progress: OnProgress = ignore,
     ):
-        self.settings = settings
+        self.config = config
         self.env = env
         self.client = client
         self.run = run
         self.drawn = drawn
         self.on_progress = on_progress
-        self.examples: list[JsonObject] = env.get_dataset(rows_needed(settings, env))
+        self.examples: list[JsonObject] = env.get_dataset(rows_needed(config, env))
         if not self.examples:
             raise ConfigError(f"the dataset of environment '{env.env_id}' has no rows; there is nothing to train on")
-        self.order = ExampleOrder(self.examples, settings.curriculum, settings.seed, settings.steps, settings.groups)
-        self.difficulty = Difficulty(settings.filter)
-        if settings.filter.skips_examples:
-            self.difficulty.add(run.outcomes())
+        self.order = ExampleOrder(self.examples, config.curriculum, config.seed, config.steps, config.groups)
+        self.difficulty = Difficulty(config.filter)
+        self.difficulty.add(run.outcomes())
         self._prefetched: asyncio.Task[CollectedStep] | None = None
 
     @property
@@ -90,11 +89,11 @@ class RolloutCollector:
     async def collect(self, step: int) -> CollectedStep:
         """Run the groups of a step; with dynamic sampling, further groups replace zero-advantage groups."""
         started = time.perf_counter()
-        settings = self.settings
+        config = self.config
         chooser = StepExamples(self.order, self.difficulty, step, self.drawn)
         chosen: list[int] = []
         records: list[RolloutRecord] = []
-        missing_groups = settings.groups
+        missing_groups = config.groups
         rounds = 0
         while True:
             planned_count = len(chosen)
@@ -105,8 +104,8 @@ class RolloutCollector:
             check_failures(records, step + 1)
             rollouts, counts = self._training_sequences(records)
             useful_groups = counts["groups/all"] - counts["groups/zero_spread"] - counts["groups/too_few"]
-            missing_groups = settings.groups - int(useful_groups)
-            if missing_groups <= 0 or rounds == settings.filter.dynamic_sampling_rounds:
+            missing_groups = config.groups - int(useful_groups)
+            if missing_groups <= 0 or rounds == config.filter.dynamic_sampling_rounds:
                 break
             rounds += 1
         check_rewards(records, step + 1)
@@ -114,7 +113,7 @@ class RolloutCollector:
         # Stored in the metrics, so that a killed run draws the same examples again.
         self.drawn = chooser.position
         sampling = {
-            "groups/resampled": float(len(chosen) - settings.groups),
+            "groups/resampled": float(len(chosen) - config.groups),
             "groups/rounds": float(rounds),
             "examples/skipped": float(chooser.skipped),
             DRAWN: float(chooser.position),
@@ -124,24 +123,24 @@ class RolloutCollector:
 
     def _plan_groups(self, step: int, chosen: Sequence[int]) -> list[list[Job]]:
         examples = [self.examples[index] for index in chosen]
-        return plan_groups(examples, self.settings.rollouts_per_example, self.settings.seed, step)
+        return plan_groups(examples, self.config.rollouts_per_example, self.config.seed, step)
 
     def _training_sequences(
         self, records: Sequence[RolloutRecord]
     ) -> tuple[list[list[TrainingSequence]], dict[str, float]]:
-        settings = self.settings
-        return training_sequences(records, settings.truncated, settings.advantage_estimator, settings.gamma)
+        config = self.config
+        return training_sequences(records, config.truncated, config.advantage_estimator, config.gamma)
 
     def _weigh(self, rollouts: Sequence[Sequence[TrainingSequence]]) -> list[TrainingSequence]:
-        return weigh(rollouts, self.settings.aggregation, self.settings.constant)
+        return weigh(rollouts, self.config.aggregation, self.config.aggregation_constant)
 
     async def _run_groups(self, step: int, groups: Sequence[Sequence[Job]]) -> list[RolloutRecord]:
         rollouts = run_groups(
             self.env,
             self.client,
             groups,
-            sampling=self.settings.sampling,
-            max_concurrent=self.settings.batch_size,
+            sampling=self.config.sampling,
+            max_concurrent=self.config.batch_size,
             step=step + 1,
             for_training=True,
         )
@@ -167,18 +166,18 @@ class RolloutCollector:
             await asyncio.gather(self._prefetched, return_exceptions=True)
 
 
-def rows_needed(settings: CollectionSettings, env: Environment) -> int:
+def rows_needed(config: RLConfig, env: Environment) -> int:
     """Return how many training rows a run may use.
 
     In the dataset's order, these are the rows that the run's steps take. In any other order, a run may use every row, so the
     result is -1 (all rows) unless the number of rows is unknown.
     """
-    order = settings.curriculum
-    uses_any_row = order.shuffle or order.stratify or order.column or settings.filter.skips_examples
+    order = config.curriculum
+    uses_any_row = order.shuffle or order.stratify or order.column or config.filter.skips_examples
     if uses_any_row and env.count_examples(-1, train=True) is not None:
         return -1
-    max_rounds = 1 + settings.filter.dynamic_sampling_rounds
-    return settings.steps * settings.groups * max_rounds
+    max_rounds = 1 + config.filter.dynamic_sampling_rounds
+    return config.steps * config.groups * max_rounds
 
 
 def check_failures(records: Sequence[RolloutRecord], number: int) -> None:
@@ -303,9 +302,9 @@ def rollout_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
     """Return mean rewards and metrics of the scored rollouts, and the mean length of all rollouts in tokens."""
     scored = [record for record in records if record.scores is not None]
     scores = [record.scores for record in scored if record.scores is not None]
-    metrics = {"reward/mean": mean([score.reward for score in scores])}
-    metrics |= _means("reward", [score.rewards for score in scores])
+    metrics = _means("reward", [score.rewards for score in scores])
     metrics |= _means("metrics", [score.metrics for score in scores])
+    metrics["reward/mean"] = mean([score.reward for score in scores])  # last: a function may be named mean, too
     turns = [[step.reward for step in record.steps if step.reward is not None] for record in scored]
     if any(turns):
         metrics["turn_reward/mean"] = mean([math.fsum(rewards) for rewards in turns])

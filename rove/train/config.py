@@ -412,7 +412,8 @@ class TrainingConfig(Settings, frozen=True, kw_only=True):
     """Evaluations to repeat during training (`[[evaluation]]` tables)."""
     keep_best: str | None = None
     """Metric, such as "eval/NAME/reward/mean", used to select the final weights. rove keeps the weights with the best value of
-    this metric or, if values are equal, the latest of these weights. By default, the last weights become the final model."""
+    this metric. If values are equal, it keeps the latest of these weights, or what `equal_best` of RL selects. By default, the
+    last weights become the final model."""
     patience: PositiveInt | None = None
     """Stop after this many evaluations without a new best value of `keep_best`; by default, training does not stop
     early. RL with this setting also stops after 5 such evaluations if the rewards were equal in 95% of the groups of the last 50
@@ -437,30 +438,6 @@ class TrainingConfig(Settings, frozen=True, kw_only=True):
     def _check_shared(self) -> None:
         self.lora.check()
         check_loggers(self.loggers)
-
-
-class CollectionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of an RL run on which the collection of its rollouts depends."""
-
-    steps: int
-    groups: int
-    rollouts_per_example: int
-    sampling: SamplingParams
-    curriculum: CurriculumConfig
-    filter: FilterConfig
-    truncated: str
-    advantage_estimator: str
-    gamma: float
-    aggregation: str
-    """How token losses are combined; see `rove.train.losses.token_weights`."""
-    constant: float
-    """Divisor of the aggregation "constant"."""
-    seed: int
-
-    @property
-    def batch_size(self) -> int:
-        """Number of rollouts per step."""
-        return self.groups * self.rollouts_per_example
 
 
 class RLConfig(TrainingConfig, frozen=True, kw_only=True):
@@ -551,22 +528,19 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
         return Isolation.of(self.isolation, self.ray)
 
     @property
-    def collection(self) -> CollectionSettings:
-        """The settings on which the collection of rollouts depends."""
-        return CollectionSettings(
-            steps=self.steps,
-            groups=self.groups,
-            rollouts_per_example=self.rollouts_per_example,
-            sampling=SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens),
-            curriculum=self.curriculum,
-            filter=self.filter,
-            truncated=self.truncated,
-            advantage_estimator=self.advantage_estimator,
-            gamma=self.gamma,
-            aggregation=choose_aggregation(self.loss.kind, self.loss.aggregation),
-            constant=self.loss.constant or self.max_tokens,
-            seed=self.seed,
-        )
+    def sampling(self) -> SamplingParams:
+        """How training rollouts are sampled."""
+        return SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens)
+
+    @property
+    def aggregation(self) -> str:
+        """How token losses are combined; see `rove.train.losses.token_weights`."""
+        return choose_aggregation(self.loss.kind, self.loss.aggregation)
+
+    @property
+    def aggregation_constant(self) -> float:
+        """Divisor of the aggregation "constant"."""
+        return self.loss.constant or self.max_tokens
 
     def check(self) -> None:
         """Check the settings before any work is done.

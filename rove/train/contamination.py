@@ -12,7 +12,7 @@ from rove.envs.environment import Environment
 from rove.remote.isolation import Isolation
 from rove.remote.loading import temporary_environment
 from rove.train.collect import rows_needed
-from rove.train.config import CollectionSettings, EvaluationConfig
+from rove.train.config import EvaluationConfig, RLConfig
 
 MAX_ROWS = 10_000
 """Maximum number of rows to compare per dataset; hashing them takes well under a second."""
@@ -31,9 +31,9 @@ class Overlap(NamedTuple):
         return f"{self.evaluation}: {self.shared:,} of {self.measured:,} rows are also trained on"
 
 
-def trained_keys(settings: CollectionSettings, env: Environment) -> list[str]:
+def trained_keys(config: RLConfig, env: Environment) -> list[str]:
     """Return the keys (content hashes) of the training rows that an RL run may use, in the rows' order (at most `MAX_ROWS`)."""
-    needed = rows_needed(settings, env)
+    needed = rows_needed(config, env)
     rows = env.examples(MAX_ROWS if needed < 0 else min(MAX_ROWS, needed), train=True)
     return [example_key(row) for row in rows]
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
+
+import numpy as np
 
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, nearest
@@ -61,10 +63,7 @@ def strata(values: Sequence[Any], bins: int) -> list[int]:
 
 
 def _even_cuts(sizes: Sequence[int], parts: int) -> list[int]:
-    """Return the positions at which to cut a sequence of sizes so that the sums of its parts are as equal as possible.
-
-    Dynamic programming minimizes the sum of the squared sums; the convex hull of its lines gives each row in linear
-    time.
+    """Return the positions at which to cut a sequence of sizes so that the sum of the squared sums of its parts is minimal.
 
     Args:
         parts: Number of parts, at most the number of `sizes`.
@@ -72,40 +71,24 @@ def _even_cuts(sizes: Sequence[int], parts: int) -> list[int]:
     Returns:
         The first index of every part except the first part.
     """
-    ends = [0, *accumulate(sizes)]
-    best = [end * end for end in ends]
-    rows: list[list[int]] = []
+    ends = np.array([0, *accumulate(sizes)])
+    lowest = ends**2  # minimum for the sizes before each position, in one part
+    starts: list[list[int]] = []  # for each further part, and for each of its ends: where it starts
     for part in range(1, parts):
-        lines: deque[tuple[int, int, int]] = deque()  # slope, intercept and index of a cut
-        row = [0] * len(ends)
-        cuts = [0] * len(ends)
-        for i in range(part + 1, len(ends)):
-            line = (-2 * ends[i - 1], best[i - 1] + ends[i - 1] ** 2, i - 1)
-            while len(lines) > 1 and _is_never_lowest(lines[-2], lines[-1], line):
-                lines.pop()
-            lines.append(line)
-            while len(lines) > 1 and _at(lines[0], ends[i]) >= _at(lines[1], ends[i]):
-                lines.popleft()
-            row[i] = ends[i] ** 2 + _at(lines[0], ends[i])
-            cuts[i] = lines[0][2]
-        best = row
-        rows.append(cuts)
+        minimum, cuts = lowest.copy(), [0] * len(ends)
+        for end in range(part + 1, len(ends)):
+            costs = lowest[part:end] + (ends[end] - ends[part:end]) ** 2
+            cuts[end] = end - 1 - int(costs[::-1].argmin())
+            minimum[end] = costs.min()
+        lowest = minimum
+        starts.append(cuts)
     # Trace the best cuts back, from the last part to the first.
     first_indices: list[int] = []
     end = len(sizes)
-    for cuts in reversed(rows):
+    for cuts in reversed(starts):
         end = cuts[end]
         first_indices.append(end)
     return first_indices[::-1]
-
-
-def _at(line: tuple[int, int, int], x: int) -> int:
-    return line[0] * x + line[1]
-
-
-def _is_never_lowest(a: tuple[int, int, int], b: tuple[int, int, int], c: tuple[int, int, int]) -> bool:
-    """Return whether line `b` is nowhere below both other lines; the slopes of the three lines descend."""
-    return (c[1] - a[1]) * (a[0] - b[0]) <= (b[1] - a[1]) * (a[0] - c[0])
 
 
 def interleave(order: Sequence[int], stratum: Sequence[int]) -> list[int]:

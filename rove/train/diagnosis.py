@@ -15,13 +15,14 @@ import msgspec
 
 from rove.core.findings import Finding, registry
 from rove.rendering.renderer import Renderer
-from rove.runs.metrics import zero_advantage_share
+from rove.runs.metrics import interval_of, zero_advantage_share
 from rove.runs.run import Run
 from rove.statistics.compare import Difference
 from rove.statistics.format import interval, signed
 from rove.train.drift import measurements_of, unrewarded_growth
 from rove.train.predictability import merged_symbols, prompts_are_related
-from rove.train.teacher_data import CERTAIN_NATS, TokenClass, entropy_of, good_rollouts, sequences_of
+from rove.train.sequences import sequences_of
+from rove.train.teacher_data import CERTAIN_NATS, TokenClass, entropy_of, good_rollouts
 
 History = Sequence[Mapping[str, float]]
 
@@ -37,6 +38,8 @@ SATURATED_SHARE, SATURATED_EQUAL_SHARE = 0.96, 0.8
 """Little is left to learn if RL begins with a held-out reward above the first share of the range of rewards, and with more than
 the second share of zero-advantage groups. The recipe's SFT ends at a share of 0.9 or a little more, and RL then still removed
 two thirds of the errors in Roman numerals (0.92 of the range), so the threshold must be higher."""
+WINDOW = 5
+"""Number of consecutive steps of RL whose rewards are averaged."""
 MIN_GROUPS = 32
 """Minimum number of groups that show how many have zero advantage."""
 MAX_REWARD_DROP = 0.2
@@ -359,28 +362,59 @@ def before_training(
     return findings
 
 
-def during_rl(history: History, task: Task, window: int = 5, steps: int | None = None) -> list[Finding]:
-    """Return findings about problems of an RL run."""
+def during_rl(history: History, task: Task, steps: int | None = None) -> list[Finding]:
+    """Return findings about problems of an RL run with this maximum number of steps."""
     lowest, highest = task.range_of_rewards
     if highest <= lowest:
         return []
-    return [*_rl_obstacles(history, task, window, steps), *_drift(history, task)]
+    return [*_rl_obstacles(history, task, steps), *_drift(history, task)]
 
 
-def _rl_obstacles(history: History, task: Task, window: int, steps: int | None) -> list[Finding]:
+def _rl_obstacles(history: History, task: Task, steps: int | None) -> list[Finding]:
     """Return why RL makes no progress."""
-    lowest, highest = task.range_of_rewards
-    reward_range = highest - lowest
+    trained = [row for row in history if "reward/mean" in row]
+    if len(trained) < WINDOW:
+        return []
+    rewards = [row["reward/mean"] for row in trained]
+    means = [statistics.fmean(rewards[i : i + WINDOW]) for i in range(len(rewards) - WINDOW + 1)]
     held_out = _sampled_rewards(history)
     # Whether the first held-out reward is that of the initial weights.
     is_measured = bool(held_out) and history[0]["step"] == 0
-    has_risen = held_out_has_risen(history)
-    measured = history
-    history = [row for row in history if "reward/mean" in row]
-    if len(history) < window:
+    # An earlier held-out reward would lag behind the training reward.
+    current = held_out[-1] if SAMPLED_REWARD in trained[-1] else None
+    collapsed = _collapsed(history, rewards, means, held_out, is_measured, task)
+    if collapsed is not None:
+        return [collapsed]
+    memorized = _memorized_in_rl(means[-1], current, task)
+    if memorized is not None:
+        return [memorized]
+    # While the held-out reward rises, RL learns from few groups as well.
+    num_groups = sum(row.get("groups/all", 0.0) for row in trained[-WINDOW:])
+    if held_out_has_risen(history) or num_groups < MIN_GROUPS:
         return []
-    rewards = [row["reward/mean"] for row in history]
-    means = [statistics.fmean(rewards[i : i + window]) for i in range(len(rewards) - window + 1)]
+    saturated = _saturated(held_out[0], trained[:WINDOW], task) if is_measured else None
+    if saturated is not None:
+        return [saturated]
+    return _no_spread(trained, means, task) or _no_progress(trained, means, task, steps)
+
+
+def _collapsed(
+    history: History,
+    rewards: Sequence[float],
+    means: Sequence[float],
+    held_out: Sequence[float],
+    is_measured: bool,
+    task: Task,
+) -> Finding | None:
+    """Return a finding if the training reward and the held-out reward have fallen.
+
+    Args:
+        rewards: Training reward of each step.
+        means: Mean rewards of each sequence of `WINDOW` consecutive steps.
+        held_out: Held-out rewards; the first one is that of the initial weights if `is_measured`.
+    """
+    lowest, highest = task.range_of_rewards
+    reward_range = highest - lowest
     start, reward = rewards[0], means[-1]
     # Includes the reward before the first update: if that update causes the fall, every window is low.
     best = max(start, *means)
@@ -388,25 +422,23 @@ def _rl_obstacles(history: History, task: Task, window: int, steps: int | None) 
     # held-out reward must have fallen too. Without a measurement of the initial weights, `start` stands for it.
     initial = [] if is_measured else [start]
     has_fallen = held_out and max([*initial, *held_out]) - held_out[-1] > MAX_REWARD_DROP / 2 * reward_range
-    if has_fallen and held_out_has_fallen(measured) and best - reward > MAX_REWARD_DROP * reward_range:
-        near_best = [index for index, mean in enumerate(means) if mean >= best - SAME_REWARD * reward_range]
-        steps = len(means) - 1 - near_best[-1] if near_best else len(history) - 1
-        return [_collapse(f"the mean reward fell from {best:.3f} to {reward:.3f} in {steps} steps", steps)]
-    is_current = SAMPLED_REWARD in history[-1]  # an earlier one would lag behind
-    if is_current and reward - held_out[-1] > MAX_HELD_OUT_GAP * reward_range:
-        text = (
-            f"the mean reward is {reward:.3f} on training examples, and {held_out[-1]:.3f} on held-out ones: the model has "
-            "memorized the training examples, or held-out examples are harder"
-        )
-        return [_memorized(text, task)]
-    # While the held-out reward rises, RL learns from few groups as well.
-    if has_risen or sum(row.get("groups/all", 0.0) for row in history[-window:]) < MIN_GROUPS:
-        return []
-    if is_measured:
-        saturated = _saturated(held_out[0], history[:window], task)
-        if saturated is not None:
-            return [saturated]
-    return _no_spread(history, means, task, window) or _no_progress(history, means, task, window, steps)
+    if not has_fallen or not held_out_has_fallen(history) or best - reward <= MAX_REWARD_DROP * reward_range:
+        return None
+    near_best = [index for index, mean in enumerate(means) if mean >= best - SAME_REWARD * reward_range]
+    steps = len(means) - 1 - near_best[-1] if near_best else len(rewards) - 1
+    return _collapse(f"the mean reward fell from {best:.3f} to {reward:.3f} in {steps} steps", steps)
+
+
+def _memorized_in_rl(reward: float, held_out: float | None, task: Task) -> Finding | None:
+    """Return a finding if the training reward is far above the held-out reward; None if the latter was not measured."""
+    lowest, highest = task.range_of_rewards
+    if held_out is None or reward - held_out <= MAX_HELD_OUT_GAP * (highest - lowest):
+        return None
+    text = (
+        f"the mean reward is {reward:.3f} on training examples, and {held_out:.3f} on held-out ones: the model has "
+        "memorized the training examples, or held-out examples are harder"
+    )
+    return _memorized(text, task)
 
 
 def held_out_has_risen(history: History) -> bool:
@@ -414,8 +446,8 @@ def held_out_has_risen(history: History) -> bool:
     measured = [row for row in history if SAMPLED_REWARD in row]
     if len(measured) < 2:
         return False
-    high = f"{SAMPLED_REWARD.removesuffix('mean')}interval_high"
-    return measured[-1][SAMPLED_REWARD] > measured[0].get(high, measured[0][SAMPLED_REWARD])
+    _, high = interval_of(measured[0], SAMPLED_REWARD)
+    return measured[-1][SAMPLED_REWARD] > high
 
 
 def held_out_has_fallen(history: History) -> bool:
@@ -426,11 +458,10 @@ def held_out_has_fallen(history: History) -> bool:
     measured = [row for row in history if SAMPLED_REWARD in row]
     if not measured:
         return False
-    prefix = SAMPLED_REWARD.removesuffix("mean")
-    best, newest = max(measured, key=lambda row: row[SAMPLED_REWARD]), measured[-1]
-    high = newest.get(f"{prefix}interval_high", newest[SAMPLED_REWARD])
+    best = max(measured, key=lambda row: row[SAMPLED_REWARD])
+    (low, _), (_, high) = interval_of(best, SAMPLED_REWARD), interval_of(measured[-1], SAMPLED_REWARD)
     # A single measurement is compared with the first training reward only.
-    return len(measured) == 1 or high < best.get(f"{prefix}interval_low", best[SAMPLED_REWARD])
+    return len(measured) == 1 or high < low
 
 
 def _saturated(initial_reward: float, first_steps: History, task: Task) -> Finding | None:
@@ -508,14 +539,14 @@ def is_refuted(kind: str, history: History, task: Task) -> bool:
     return kind == "drift" and not _drift(history, task)
 
 
-def _no_spread(history: History, means: Sequence[float], task: Task, window: int) -> list[Finding]:
+def _no_spread(history: History, means: Sequence[float], task: Task) -> list[Finding]:
     """Return a finding if too many groups have equal rewards for RL to make progress.
 
     Args:
-        means: Mean rewards of each sequence of `window` consecutive steps.
+        means: Mean rewards of each sequence of `WINDOW` consecutive steps.
     """
     lowest, highest = task.range_of_rewards
-    first_equal, equal = _zero_advantage_shares(history, window)
+    first_equal, equal = _zero_advantage_shares(history)
     text = f"{equal:.0%} of the groups have zero advantage at a mean reward of {means[-1]:.3f}"
     is_solved = means[-1] >= lowest + SUCCESS_SHARE * (highest - lowest)
     # Groups with the highest reward have no advantages either, which is no problem.
@@ -530,7 +561,7 @@ def _no_spread(history: History, means: Sequence[float], task: Task, window: int
         return []  # a fall that the next evaluation may confirm
     # Steps without training have no entropy.
     entropies = [row["entropy/all/mean"] for row in history if "entropy/all/mean" in row] or [0.0]
-    first, last = statistics.fmean(entropies[:window]), entropies[-1]
+    first, last = statistics.fmean(entropies[:WINDOW]), entropies[-1]
     if last < first / 2:
         text += f": the replies of a group have become the same (entropy {first:.2f} nats at first, {last:.2f} later)"
     else:
@@ -538,21 +569,21 @@ def _no_spread(history: History, means: Sequence[float], task: Task, window: int
     return [Finding("no_spread", text, remedy=registry()["no_progress"].remedy)]
 
 
-def _zero_advantage_shares(history: History, window: int) -> tuple[float, float]:
+def _zero_advantage_shares(history: History) -> tuple[float, float]:
     """Return the shares of zero-advantage groups in the first and in the last steps."""
-    return zero_advantage_share(*history[:window]) or 0.0, zero_advantage_share(*history[-window:]) or 0.0
+    return zero_advantage_share(*history[:WINDOW]) or 0.0, zero_advantage_share(*history[-WINDOW:]) or 0.0
 
 
-def _no_progress(history: History, means: Sequence[float], task: Task, window: int, steps: int | None) -> list[Finding]:
+def _no_progress(history: History, means: Sequence[float], task: Task, steps: int | None) -> list[Finding]:
     """Return a finding if RL is no better than the weakest policy, although it has had enough steps.
 
     Args:
-        means: Mean rewards of each sequence of `window` consecutive steps.
+        means: Mean rewards of each sequence of `WINDOW` consecutive steps.
     """
-    first_equal, equal = _zero_advantage_shares(history, window)
+    first_equal, equal = _zero_advantage_shares(history)
     best = max([*means, *_sampled_rewards(history)])
     is_guess = task.lowest is None and best <= task.weakest
-    is_late = len(history) >= max(2 * window, int(STUCK_AFTER * (steps or 0)))
+    is_late = len(history) >= max(2 * WINDOW, int(STUCK_AFTER * (steps or 0)))
     has_few_advantages = min(first_equal, equal) > MIN_STUCK_EQUAL_SHARE
     if not (is_guess and is_late and has_few_advantages):
         return []

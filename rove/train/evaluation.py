@@ -28,7 +28,7 @@ from rove.remote.loading import open_environment_in_thread, temporary_environmen
 from rove.rollouts.evaluate import evaluate
 from rove.rollouts.exhaustive import EvaluationKind
 from rove.rollouts.groups import RolloutError
-from rove.runs.metrics import zero_advantage_share
+from rove.runs.metrics import interval_of, zero_advantage_share
 from rove.runs.run import Run
 from rove.statistics import Estimate, EvaluationResult, t_quantile
 from rove.train.callbacks import OnProgress, ignore
@@ -146,11 +146,10 @@ def count_falls(history: Sequence[Mapping[str, float]], goal: Goal) -> int:
     """
     best, best_low, count = -math.inf, -math.inf, 0
     for row in history:
-        value = row.get(goal.metric) if goal.metric is not None else None
-        if value is None:
+        if goal.metric is None or goal.metric not in row:
             continue
-        prefix = str(goal.metric).removesuffix("mean")
-        low, high = row.get(f"{prefix}interval_low", value), row.get(f"{prefix}interval_high", value)
+        value = row[goal.metric]
+        low, high = interval_of(row, goal.metric)
         if value > best:
             best, best_low = value, low
         elif best - value >= MIN_FALL * abs(best) and high < best_low:
@@ -300,7 +299,12 @@ class HeldOutEvaluations:
 
 def _metrics(result: EvaluationResult) -> dict[str, float]:
     """Return the metrics of an evaluation; unknown values (nan) are left out."""
-    metrics = {
+    metrics: dict[str, float] = {}
+    for name, function in result.functions.items():
+        kind = "reward" if function.weight else "metrics"
+        metrics[f"{kind}/{name}"] = function.mean
+    # Last: a reward function may be named mean, too.
+    metrics |= {
         "reward/mean": result.reward.mean,
         "reward/interval_low": result.reward.low,
         "reward/interval_high": result.reward.high,
@@ -308,9 +312,6 @@ def _metrics(result: EvaluationResult) -> dict[str, float]:
         "truncated": result.truncation_share,
         "failed": result.error_share,
     }
-    for name, function in result.functions.items():
-        kind = "reward" if function.weight else "metrics"
-        metrics[f"{kind}/{name}"] = function.mean
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
 

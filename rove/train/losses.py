@@ -62,8 +62,8 @@ class PolicyLoss:
     """A `Loss` that also reports which tokens it clips."""
 
     per_token: Loss
-    clip: Callable[[torch.Tensor, LossTokens], torch.Tensor]
-    """(log π [N], tokens) → [N], which is True for tokens whose gradient is zeroed or scaled down."""
+    clip: Callable[[torch.Tensor, LossTokens], torch.Tensor] | None = None
+    """(log π [N], tokens) → [N], which is True for tokens whose gradient is zeroed or scaled down. None clips no tokens."""
 
     def __call__(self, logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
         """Return the loss per token [N]."""
@@ -73,7 +73,7 @@ class PolicyLoss:
 @torch.no_grad()
 def clipped_tokens(loss: Loss, logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
     """Return which tokens a loss clips [N]; all False if the loss does not report it."""
-    if isinstance(loss, PolicyLoss):
+    if isinstance(loss, PolicyLoss) and loss.clip is not None:
         return loss.clip(logprobs, tokens)
     return torch.zeros_like(logprobs, dtype=torch.bool)
 
@@ -206,14 +206,10 @@ class Preset(NamedTuple):
     aggregation: str = "token"
 
 
-def _no_clipping(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
-    return torch.zeros_like(logprobs, dtype=torch.bool)
-
-
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "cispo": Preset(cispo, {"max_ratio": 5.0}),
-        "reinforce": Preset(lambda: PolicyLoss(reinforce, _no_clipping)),
+        "reinforce": Preset(lambda: PolicyLoss(reinforce)),
         "grpo": Preset(grpo, {"clip_low": 0.2, "clip_high": 0.2}),
         "dapo": Preset(grpo, {"clip_low": 0.2, "clip_high": 0.28}),
         "dr_grpo": Preset(grpo, {"clip_low": 0.2, "clip_high": 0.2}, "constant"),  # arXiv 2503.20783
@@ -274,7 +270,7 @@ def _import_loss(name: str, with_reference: bool) -> PolicyLoss:
     _check_function(name, function, with_reference)
     if isinstance(function, PolicyLoss):
         return function
-    return PolicyLoss(cast(Loss, function), _no_clipping)
+    return PolicyLoss(cast(Loss, function))
 
 
 def _check_function(name: str, function: Callable[..., Any], with_reference: bool) -> None:

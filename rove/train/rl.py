@@ -12,9 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from rove.core.config import as_settings
 from rove.core.digest import derive_seed
-from rove.core.plain import JsonMapping
 from rove.core.records import PROMPT_TOO_LONG, RolloutRecord
 from rove.envs.environment import Environment
 from rove.models.load import LoadedModel
@@ -43,7 +41,7 @@ History = Sequence[Mapping[str, float]]
 
 
 async def train_rl(
-    config: RLConfig | JsonMapping,
+    config: RLConfig,
     env: Environment,
     loaded: LoadedModel,
     run: Run,
@@ -57,7 +55,6 @@ async def train_rl(
     """Train a model in an environment, from the run's last checkpoint if it has one.
 
     Args:
-        config: Settings, or a dict of them.
         env: Environment that `config.env` names.
         loaded: Model to train, in place.
         run: Started run folder.
@@ -71,11 +68,10 @@ async def train_rl(
         Folder of the final model or adapter: the last weights, or the best weights by `keep_best`.
 
     Raises:
-        ConfigError: A setting is unknown, out of range, or contradicts another.
+        ConfigError: A setting contradicts another.
         RunError: Every rollout of a step failed.
         TrainingError: The loss or the gradient was not finite in `max_non_finite_steps` consecutive steps.
     """
-    config = as_settings(RLConfig, config)
     config.check()
     loaded = add_lora(config, loaded)
     loop = _Loop(config, env, loaded, run, ranks, on_progress)
@@ -183,7 +179,7 @@ class _Loop:
         config = self.config
         # The row of step 0, which `lr_backoff` adds, has no count.
         drawn = int(history[-1].get(DRAWN, step * config.groups)) if history else 0
-        arguments = (config.collection, self.env, self.backend.client, self.run, drawn, self.on_progress)
+        arguments = (config, self.env, self.backend.client, self.run, drawn, self.on_progress)
         if config.max_off_policy_steps <= 1:
             self.collector = RolloutCollector(*arguments)
         else:
@@ -206,6 +202,7 @@ class _Loop:
             RunError: Every rollout failed, or a reward function raised in every rollout of the first step.
             TrainingError: Too many consecutive steps had a loss or gradient that was not finite.
         """
+        started = time.perf_counter()
         config, collector = self.config, self.collector
         assert collector is not None
         # Collect rollouts. Their rewards become advantages, their tokens become training sequences.
@@ -236,7 +233,8 @@ class _Loop:
         sync_every = config.loss.sync_reference_every
         if sync_every is not None and (step + 1) % sync_every == 0:
             self.group.call_all(Learner.update_reference)
-        return collected, {**collected.metrics, **trained, **self.backend.metrics}
+        seconds = time.perf_counter() - started  # sampling may overlap training
+        return collected, {**collected.metrics, **trained, **self.backend.metrics, "time/step": seconds}
 
     def _note_overlong_prompts(self, step: int, records: Sequence[RolloutRecord]) -> None:
         """Warn once about rollouts whose prompt did not fit the context: their rewards do not measure the model's responses."""

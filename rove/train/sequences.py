@@ -16,7 +16,7 @@ matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -172,6 +172,17 @@ def _origin(record: RolloutRecord, turns: list[tuple[int, int]]) -> Origin:
     return Origin(record.example_key, record.rollout_index, turns, [rewards[turn] for turn, _ in turns])
 
 
+def sequences_of(renderer: Renderer, records: Iterable[RolloutRecord]) -> list[TrainingSequence]:
+    """Return the token sequences of rollouts."""
+    sequences: list[TrainingSequence] = []
+    for record in records:
+        for conversation in conversations_of(record):
+            sequences += sequences_from_messages(
+                renderer, conversation.messages, conversation.tools, conversation.sampled_messages
+            )
+    return sequences
+
+
 def _retokenized(
     record: RolloutRecord, advantages: float | Sequence[float], renderer: Renderer
 ) -> list[TrainingSequence]:
@@ -180,14 +191,10 @@ def _retokenized(
             f"advantages is a list of {len(advantages)} numbers, but the record has no tokens, so its turns cannot be told "
             "apart; expected one number for all turns"
         )
-    sequences: list[TrainingSequence] = []
-    for conversation in conversations_of(record):
-        for sequence in sequences_from_messages(
-            renderer, conversation.messages, conversation.tools, conversation.sampled_messages
-        ):
-            weighted = [advantages * trained for trained in sequence.advantages]
-            sequences.append(msgspec.structs.replace(sequence, advantages=weighted))
-    return sequences
+    return [
+        msgspec.structs.replace(sequence, advantages=[advantages * trained for trained in sequence.advantages])
+        for sequence in sequences_of(renderer, [record])
+    ]
 
 
 def _joined(spans: list[tuple[int, int]], next_spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

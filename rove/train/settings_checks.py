@@ -43,7 +43,7 @@ def start_warnings(config: RLConfig, env: Environment) -> list[Finding]:
     """Return the warnings of `rove rl` before its first step."""
     findings = list(check_settings(config))
     if config.evaluation:
-        trained = trained_keys(config.collection, env)
+        trained = trained_keys(config, env)
         findings += check_held_out(_overlaps(config, trained), len(trained))
     return [finding for finding in findings if finding.severity > OK]
 
@@ -76,7 +76,7 @@ def check_batch(batch_size: int, steps: int) -> Finding:
 
 
 def check_groups(config: RLConfig) -> Iterator[Finding]:
-    """Check the size and number of groups, and whether every step contains each difficulty equally often."""
+    """Check the size and number of groups."""
     groups, size = config.groups, config.rollouts_per_example
     text = f"{groups} groups of {size}"
     if size < MIN_GROUP_SIZE:
@@ -89,11 +89,6 @@ def check_groups(config: RLConfig) -> Iterator[Finding]:
         yield Finding("groups", f"{text}; a step has few examples")
     else:
         yield Finding("groups", text, OK)
-    difficulties = config.env_args.get("num_groups", 1)
-    is_count = isinstance(difficulties, int) and difficulties > 0
-    if is_count and groups % difficulties:
-        text = f"num_groups is {difficulties}, but a step has {groups} groups: it contains some difficulties more often"
-        yield Finding("num_groups", text)
 
 
 def check_schedule(steps: int, warmup_steps: int, checkpoint_every: int, entropy_bonus: float) -> Finding:
@@ -122,7 +117,7 @@ def check_adapter(lora: LoRAConfig) -> Finding:
 
 def check_environment(config: RLConfig, env: Environment) -> Iterator[Finding]:
     """Yield findings about the training and evaluation examples."""
-    trained = trained_keys(config.collection, env)
+    trained = trained_keys(config, env)
     yield check_dataset(config.groups, config.steps, env.count_examples(train=True), trained)
     yield from check_held_out(_overlaps(config, trained), len(trained))
     ignored = {name: value for name, value in env.sampling_args.items() if name in BIASED}

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from rove.core.config import as_settings
 from rove.core.digest import derive_seed
 from rove.core.plain import JsonMapping, JsonObject
 from rove.engine.client import EngineClient
@@ -46,7 +45,7 @@ OnStep = Callable[[int, int, Mapping[str, float]], None]
 
 
 def train_sft(
-    config: SFTConfig | JsonMapping,
+    config: SFTConfig,
     data: SFTData | SFTSource,
     loaded: LoadedModel,
     run: Run,
@@ -59,7 +58,6 @@ def train_sft(
     """Fine-tune a model on the conversations that pass the filter, from the run's last checkpoint if it has one.
 
     Args:
-        config: Settings, or a dict of them.
         data: Conversations to train on, or their source.
         loaded: Model to train, in place.
         on_step: Called with the number of every step, the maximum number of steps, and its metrics.
@@ -71,10 +69,9 @@ def train_sft(
         Folder of the final model or adapter: the best weights by `keep_best`.
 
     Raises:
-        ConfigError: A setting is unknown, out of range, or contradicts another, or too few conversations pass the filter.
+        ConfigError: A setting contradicts another, or too few conversations pass the filter.
         TrainingError: The loss or the gradient was not finite in `max_non_finite_steps` consecutive steps.
     """
-    config = as_settings(SFTConfig, config)
     config.check()
     loaded = add_lora(config, loaded)
     group = WorkerGroup(ranks, Learner(config, OBJECTIVE, loaded, ranks, on_progress))

@@ -10,7 +10,6 @@ import msgspec
 
 from rove.models.load import LoadedModel
 from rove.rendering.renderer import Renderer
-from rove.train.callbacks import OnProgress, ignore
 from rove.train.config import SFTConfig
 from rove.train.learner import describe_lora
 from rove.train.sequences import TrainingSequence
@@ -68,19 +67,11 @@ class SFTPreview(msgspec.Struct, frozen=True):
     """A text about the chat template: tool calls, thinking, and the values of its variables."""
 
 
-def preview_sft(
-    config: SFTConfig, loaded: LoadedModel, data: SFTSource | SFTData | None = None, on_progress: OnProgress = ignore
-) -> SFTPreview:
-    """Return a description of the data that `train_sft` would train on.
-
-    Args:
-        data: Data to train on. Default: `config.data`.
-    """
-    if data is None:
-        data = config.data
+def preview_sft(config: SFTConfig, loaded: LoadedModel, data: SFTSource | SFTData) -> SFTPreview:
+    """Return a description of what `train_sft` would train on with this data."""
     if not isinstance(data, SFTData):
         data = SFTData(data, config)
-    tokenized = tokenize(loaded.renderer, data.conversations, config, loaded.context, on_progress)
+    tokenized = tokenize(loaded.renderer, data.conversations, config, loaded.context)
     training, _ = split(tokenized, config)
     trainable = [conversation for conversation in tokenized if conversation.sequences]
     sequences = list(chain.from_iterable(conversation.sequences for conversation in trainable))

@@ -7,7 +7,7 @@ import math
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
@@ -18,10 +18,8 @@ from rove.core.plain import JsonMapping, JsonObject
 from rove.core.records import RolloutRecord
 from rove.engine.client import EngineClient
 from rove.models.load import load_model
-from rove.rendering.renderer import Renderer
 from rove.runs.run import Run
-from rove.train.conversations import conversations_of
-from rove.train.sequences import TrainingSequence, sequences_from_messages
+from rove.train.sequences import TrainingSequence, sequences_of
 
 Context = tuple[int, ...]
 """The tokens before a token."""
@@ -109,17 +107,6 @@ def _texts(message: JsonMapping) -> Iterator[str]:
 def _escaped(text: str) -> str:
     """Return a text as it is written in JSON."""
     return json.dumps(text)[1:-1]
-
-
-def sequences_of(renderer: Renderer, records: Iterable[RolloutRecord]) -> list[TrainingSequence]:
-    """Return the token sequences of rollouts."""
-    sequences: list[TrainingSequence] = []
-    for record in records:
-        for conversation in conversations_of(record):
-            sequences += sequences_from_messages(
-                renderer, conversation.messages, conversation.tools, conversation.sampled_messages
-            )
-    return sequences
 
 
 def measure_token_classes(model: Path, training: Run, held_out: Run, min_reward: float | None) -> list[TokenClass]:

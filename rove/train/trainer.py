@@ -366,8 +366,9 @@ class Trainer:
         """Take one optimizer step.
 
         Returns:
-            `loss`, `entropy/all/mean`, `ratio/mean` and `ratio/max` (π/μ relative to the sampler), `mismatch_kl/all/mean` (its
-            k3 estimate of KL(μ‖π)), `logprob_diff/max`, `optim/grad_norm`, `optim/lr`, `tokens`.
+            `loss`, `entropy/all/mean`, `ratio/mean` and `ratio/max` (π/μ relative to the sampler), `ratio/clipped` (share of
+            the tokens), `mismatch_kl/all/mean` (its k3 estimate of KL(μ‖π)), `logprob_diff/max`, `optim/grad_norm`, `optim/lr`,
+            `tokens`.
         """
         # A step that was interrupted may have left gradients.
         self.optimizer.zero_grad(set_to_none=True)

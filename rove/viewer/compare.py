@@ -23,14 +23,16 @@ def compare_runs(a: Index, b: Index, value: str, names: tuple[str, str], compari
 
     Args:
         comparisons: Number of runs that are compared with the baseline at the same time. `corrected` is the interval of the main
-            difference with a confidence of 95% for all comparisons together (Bonferroni).
+            difference with a confidence of 95% for all comparisons together (Bonferroni); `limit` the maximum number of
+            examples in `up` and in `down`.
     """
     comparison = compare(scored_outcomes(a), scored_outcomes(b), value, names=names, movers=MAX_MOVERS)
     result = msgspec.to_builtins(comparison)
     for mover in (*result["up"], *result["down"]):
         mover["lines"] = [_lowest(index, mover["example_key"]) for index in (a, b)]
         [(mover["question"],)] = b.query("SELECT text FROM questions WHERE line = ?", [mover["lines"][1]])
-    return {**result, "threshold": b.pass_threshold, "corrected": _corrected(comparison.main, comparisons)}
+    corrected = _corrected(comparison.main, comparisons)
+    return {**result, "threshold": b.pass_threshold, "limit": MAX_MOVERS, "corrected": corrected}
 
 
 def _corrected(main: Difference, comparisons: int) -> list[float] | None:

@@ -104,13 +104,13 @@ def _alert_line(row: Mapping[str, object]) -> str:
 
 T = TypeVar("T")
 
-TABLES_VERSION = 5
+TABLES_VERSION = 6
 """Version of the tables; an index of another version is rebuilt."""
 MAX_SCORE_COLUMNS = 400
 """Maximum number of reward functions and metrics with a column; further functions are only in the rollouts."""
 MAX_INFO_FIELDS = 40
 """Maximum number of fields of the rows' `info` by which rollouts can be filtered."""
-MAX_INFO_BYTES = 10_000
+MAX_INFO_BYTES = 100_000
 """Maximum size of an `info` whose fields are stored; a larger one contains documents, and reading it takes long."""
 MAX_INFO_CHARS = 160
 """Maximum length of a text in `info` that is stored."""

@@ -129,9 +129,9 @@ def describe_mistakes(
 
     Returns:
         `summary`: sentences, the most important one first. `field_sentences`: those about fields of the rows. `best`: the best
-        reward. `wrong`: number of rollouts that earn less. `share`: lost reward / best possible reward, None if that is not above
-        0. `worst`: `line` of the worst rollout and `words` about its end, None if no reward is lost. `has_turns`: whether a
-        rollout has several turns. `questions` and `replies`: groups, those that lose most first, each with `name`, `answer`,
+        reward. `wrong`: number of rollouts that earn less. `share`: lost reward / reward that can be lost, None without
+        rollouts. `worst`: `line` of the worst rollout and `words` about its end, None if no reward is lost. `has_turns`: whether
+        a rollout has several turns. `questions` and `replies`: groups, those that lose most first, each with `name`, `answer`,
         `reply`, `turns` and `ending` (of the worst rollout), `rollouts`, `wrong` (number of rollouts that lose reward), `mean`,
         `before` (mean of the earlier model, None without it), `lost` (share of the lost reward), `points` (lost reward) and
         `line` (of the worst rollout). `fields`: name → groups, in the order of the values, for at most `MAX_FIELDS` fields whose
@@ -162,18 +162,19 @@ def describe_mistakes(
     single_turns = [rollout for rollout in wrong if rollout.turns <= 1]
     replies = _groups(single_turns, (), lambda rollout: rollout.reply, best, lost)
     repeated = [group for group in replies if group["rollouts"] > 1 and group["lost"] >= MIN_LOST]
-    possible = best * len(rollouts)
+    possible = (best - _least(rollouts, earlier_rollouts, best)) * len(rollouts)
     return {
         "summary": [
-            *_size_sentences(rollouts, wrong, best, lost),
+            *_size_sentences(rollouts, wrong, best, lost, possible),
             *_question_sentences(listed_questions, len(questions), len(rollouts)),
             *_field_sentences(fields, rollouts),
             *_reply_sentences(repeated),
+            *([f"Only the first {MAX_ROLLOUTS:,} rollouts were read."] if len(rollouts) == MAX_ROLLOUTS else []),
         ],
         "field_sentences": _field_sentences(fields, rollouts),
         "best": best,
         "wrong": len(wrong),
-        "share": lost / possible if possible > 0 else None,
+        "share": lost / possible,
         "worst": {"line": wrong[0].line, "words": _worst_words(wrong[0])},
         "has_turns": any(rollout.turns > 1 for rollout in rollouts),
         "questions": [_shown(group) for group in listed_questions],
@@ -182,14 +183,24 @@ def describe_mistakes(
     }
 
 
-def _size_sentences(rollouts: Sequence[Graded], wrong: Sequence[Graded], best: float, lost: float) -> list[str]:
-    """Return sentences about how much reward is lost, and by how many rollouts; `wrong` has the worst rollout first."""
-    possible = best * len(rollouts)
-    points = (
-        f"{number(lost)} of {possible:,.6g} points ({percent(lost / possible)}%)"
-        if possible > 0
-        else f"{number(lost)} points"
-    )
+def _least(rollouts: Sequence[Graded], earlier_rollouts: Sequence[Graded], best: float) -> float:
+    """Return the reward from which points are counted: 0, or the lowest reward if some are negative or all are close together,
+    such as 100 and 101.
+    """
+    lowest = min(rollout.reward for rollout in (*rollouts, *earlier_rollouts))
+    return lowest if lowest < 0 or lowest > best / 2 else 0.0
+
+
+def _size_sentences(
+    rollouts: Sequence[Graded], wrong: Sequence[Graded], best: float, lost: float, possible: float
+) -> list[str]:
+    """Return sentences about how much reward is lost, and by how many rollouts.
+
+    Args:
+        wrong: The rollouts that lose reward, the worst first.
+        possible: The reward that all rollouts together can lose.
+    """
+    points = f"{number(lost)} of {possible:,.6g} points ({percent(lost / possible)}%)"
     size = f"{len(wrong):,} of {counted(len(rollouts), 'rollout')}"
     sentences = [f"{size} earned less than the best reward, {number(best)}; together they lost {points}."]
     num_worst = 0
@@ -232,9 +243,11 @@ def _reply_sentences(replies: Sequence[JsonMapping]) -> list[str]:
 
 def _field_sentences(fields: Mapping[str, Sequence[JsonMapping]], rollouts: Sequence[Graded]) -> list[str]:
     """Return a sentence about the worst value of each field."""
+    mean = fmean(rollout.reward for rollout in rollouts)
     sentences: list[str] = []
     for name, groups in fields.items():
-        worst = min(groups, key=lambda group: group["mean"])
+        # The lowest mean of all may be that of a few unlucky rollouts.
+        worst = max(groups, key=lambda group: (mean - group["mean"]) * group["rollouts"] ** 0.5)
         other_rewards = [rollout.reward for rollout in rollouts if rollout.line not in worst["lines"]]
         sentences.append(
             f"{name} = {worst['name']}: mean reward {number(worst['mean'])} in {counted(worst['rollouts'], 'rollout')}, "
@@ -382,4 +395,4 @@ def _labels(values: Sequence[str | float]) -> _Labels | None:
 def _value_text(value: str | float) -> str:
     if isinstance(value, str):
         return value
-    return f"{value:,.0f}" if float(value).is_integer() else number(value)
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.6g}"

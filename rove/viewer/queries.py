@@ -20,6 +20,7 @@ from typing import NamedTuple
 from rove.core.errors import ConfigError, RunError, nearest
 from rove.core.plain import JsonObject, JsonValue
 from rove.runs.serialization import decode_outcome
+from rove.statistics.summary import TOLERANCE
 from rove.viewer.html import finite
 from rove.viewer.index import FIXED, Index
 from rove.viewer.rollouts import read_line
@@ -87,7 +88,7 @@ class Filter(NamedTuple):
 
 def columns(index: Index) -> dict[str, str]:
     """Return the SQL expressions of all columns by which rollouts can be filtered or sorted."""
-    passed = f"CASE WHEN reward >= {index.pass_threshold!r} THEN 'passed' WHEN reward IS NOT NULL THEN 'below' END"
+    passed = f"CASE WHEN reward >= {index.pass_threshold - TOLERANCE!r} THEN 'passed' WHEN reward IS NOT NULL THEN 'below' END"
     text = "(SELECT {} FROM questions WHERE questions.line = rollouts.line)"
     expressions = {
         "outcome": f"(CASE WHEN error IS NOT NULL THEN 'failed' ELSE {passed} END)",
@@ -504,7 +505,7 @@ def _reasons(index: Index, rows_filter: Filter) -> dict[str, object]:
         *_largest("error", {"error": error}, failing, lines),
         *_largest("stop reason", {"stop": stop}, stopped, _lines(index, stopped)),
         *_largest("scores", _pattern_scores(dict(zip(scores, patterns, strict=True)), failing), failing, lines),
-        *_largest("answer", {"reply": reply}, failing, lines, fewest=2),
+        *_largest("answer", {"reply": reply}, stopped, _lines(index, stopped), fewest=2),
     ]
     return {"total": failing.count(1), "groups": groups}
 

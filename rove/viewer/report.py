@@ -110,7 +110,7 @@ class RunReport:
             planned = self.config.get("num_examples", -1) * self.config.get("rollouts_per_example", 1)
             return f"unfinished, {planned:,} were planned" if planned > 0 else "unfinished"
         if self.summary.get("rollouts") != self.num_rollouts:
-            return f"the run folder has {self.num_rollouts:,} rollouts, all shown below"
+            return f"the run folder has {self.num_rollouts:,} rollouts"
         return ""
 
     @property
@@ -171,7 +171,7 @@ def write_stages_report(folder: TrainFolder, path: Path) -> Path:
         path: The file; an existing one is replaced.
     """
     with ExitStack() as stack:
-        content = describe_stages(folder, _opener(stack))
+        content = _described(folder, _opener(stack))
     facts = [content["when"], *(["not complete"] if not content["complete"] else [])]
     data: JsonObject = {
         **PAGE_DEFAULTS,
@@ -184,7 +184,7 @@ def write_stages_report(folder: TrainFolder, path: Path) -> Path:
         "rollouts_note": "",
         "stages": {name: content[name] for name in ("answers", "notes", "diagnoses", "stages", "mistakes")},
     }
-    page = whole_page(content["title"], _stages_markdown(content), without_secrets(data, {}, by_field=False))
+    page = whole_page(content["title"], _stages_markdown(content), data)
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, page.encode("utf-8", "replace"))
     return path
@@ -193,7 +193,12 @@ def write_stages_report(folder: TrainFolder, path: Path) -> Path:
 def stages_markdown(folder: TrainFolder) -> str:
     """Return a `rove train` run in a few lines for a pull request."""
     with ExitStack() as stack:
-        return _stages_markdown(describe_stages(folder, _opener(stack)))
+        return _stages_markdown(_described(folder, _opener(stack)))
+
+
+def _described(folder: TrainFolder, open_index: Callable[[Path], Index]) -> JsonObject:
+    """Return the contents of a `rove train` run's page, without secrets: a quoted reply may have a key."""
+    return without_secrets(describe_stages(folder, open_index), {}, by_field=False)
 
 
 def _stages_markdown(content: JsonMapping) -> str:

@@ -19,6 +19,7 @@ from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout, read_tokens
 from rove.runs.train_folder import EVALUATIONS, TrainFolder, is_train_folder
 from rove.statistics import Column
+from rove.statistics.summary import TOLERANCE
 from rove.utils.files import check_regular
 from rove.utils.systems import can_see_locks, is_locked
 from rove.viewer.html import utf8_text
@@ -292,7 +293,7 @@ class RunStore:
         index, progress = self.index(name, 0.05)
         row: dict[str, object] = {"measure": "reward", "bad": progress.bad, "values": _estimates(summary)}
         if progress.size:
-            counts = f"COUNT(*), COUNT(error), SUM(reward >= {index.pass_threshold!r})"
+            counts = f"COUNT(*), COUNT(error), SUM(reward >= {index.pass_threshold - TOLERANCE!r})"
             [(count, failed, passed)] = index.query(f"SELECT {counts} FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS}")
             row |= {"rollouts": count, "failed": failed, "passed": passed or 0, "reading": not progress.done}
             histogram_data = histogram(index, parse_filter(columns(index), []), "reward")

@@ -32,7 +32,7 @@ from rove.viewer.train_table import (
 
 CURVES = ("Evaluations", "Reward", "Lengths")
 """Groups of charts that are shown for all stages together, in this order; the page of a stage shows all of its charts."""
-TITLES = {"data": "Data", "sft": "SFT", "rl": "RL"}
+TITLES = {"data": "Data", "sft": "SFT", "rl": "RL", "full": "RL until no game is lost"}
 MAX_RECIPE_CHARS = 100_000
 
 
@@ -104,7 +104,8 @@ def _last_written(folder: TrainFolder) -> str:
 
 def _stage(stage: Run, metrics: Sequence[JsonMapping]) -> JsonObject:
     """Describe a stage: what it did, why it ended, and which weights it kept."""
-    name, config = stage.path.name, describe_run(stage)["config"]
+    name, about = stage.path.name, describe_run(stage)
+    config = about["config"]
     summary: JsonObject = stage.summary() or {}
     rollouts = summary.get("rollouts")
     planned = config.get("steps")
@@ -121,7 +122,7 @@ def _stage(stage: Run, metrics: Sequence[JsonMapping]) -> JsonObject:
         "title": _title(name),
         "size": size,
         "is_complete": bool(summary),
-        "is_rl": name.startswith("rl"),
+        "is_rl": about["kind"] == "rl",
         "stopped_early": bool(summary.get("stopped")),
         "ended": masked(str(summary.get("stopped") or ("complete" if summary else "not complete"))),
         "kept": f"{step}: {why}" if summary and metrics else shown(None),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from rove.core.findings import registry
 from rove.core.plain import JsonMapping, JsonObject
-from rove.runs.train_folder import ResultRow
+from rove.runs.train_folder import DIAGNOSES, ResultRow
 from rove.statistics.format import percent
 from rove.utils.units import counted
-from rove.viewer.train_commands import continue_commands, model_folder, repeat_command, seed_of
+from rove.viewer.train_commands import continue_command, continue_commands, model_folder, repeat_command, seed_of
 from rove.viewer.train_table import (
     SAME_REWARD,
     KeptModel,
@@ -31,6 +32,8 @@ SOLVED = 0.01
 """Maximum share of the reward that a run loses at which more RL is not proposed."""
 LONGER = 1.1
 """Factor from which replies count as longer."""
+RL_FOLDER = re.compile(r"rl\d*|full")
+"""Names of the folders of RL stages; their rows have the names that the recipe gives."""
 MAX_ALERTS = 3
 """Maximum number of kinds of alerts that are described; the table of stages shows more."""
 
@@ -63,7 +66,7 @@ class TrainAnswers(NamedTuple):
             "Problems": self._problems,
             "Kept weights": self._kept_weights,
             "Cost": self._cost,
-            "Repeat": self._repeat,
+            "Repeat" if self.results.folder.is_complete else "Continue": self._repeat,
             "Next": self._next,
         }
         answers = [{"title": title, "parts": list(parts())} for title, parts in sentences.items()]
@@ -89,21 +92,23 @@ class TrainAnswers(NamedTuple):
             return [
                 f"The reward {phase(row)} is {decimals(self.kept.reward['mean'])}; the model before training was not evaluated."
             ]
-        changes: list[str] = []
-        directions: list[int] = []
-        for condition in row.conditions:
-            main = self.results.difference(base, row, condition)
-            if main is not None:
-                directions.append(main["direction"])
-                changes.append(f"{decimals(main['a'])} to {decimals(main['b'])}{_in_brackets(condition)}")
-        if not changes:
+        # The condition of the kept reward comes first, and decides.
+        conditions = [self.kept.condition, *(name for name in row.conditions if name != self.kept.condition)]
+        found = [(condition, self.results.difference(base, row, condition)) for condition in conditions]
+        differences = [(condition, main) for condition, main in found if main is not None]
+        if not differences or found[0][1] is None:
             return [
                 f"The reward {phase(row)} is {decimals(self.kept.reward['mean'])}; it cannot be compared with base."
             ]
+        direction = differences[0][1]["direction"]
+        changes = [f"{_from_to(main)}{_in_brackets(condition)}" for condition, main in differences]
+        for position, (_, main) in enumerate(differences):
+            if main["direction"] != direction:
+                changes[position] += {1: ", a rise", -1: ", a fall"}.get(main["direction"], ", no certain change")
         verdict = {1: "Yes: the reward rose", -1: "No: the reward fell"}.get(
-            directions[0], "Not measurably: the reward went"
+            direction, "Not measurably: the reward went"
         )
-        if directions[0] > 0 and self._is_near_weakest():
+        if direction > 0 and self._is_near_weakest():
             verdict = "Partly: the reward is not clearly above that of the weakest scripted policy; it rose"
         change = f"{verdict} from {phase(base)} (base) to {phase(row)}: {', '.join(changes)}"
         scripts = self.results.scripts(self.kept.condition)
@@ -150,7 +155,7 @@ class TrainAnswers(NamedTuple):
         stages = [*([self._base] if self._base else []), *self._trained]
         sentences: list[str] = []
         for earlier_row, row in pairwise(stages):
-            if not row.name.startswith("+ RL"):
+            if not RL_FOLDER.fullmatch(_stage_folder(row)):
                 continue
             changes: list[str] = []
             for condition in row.conditions:
@@ -176,12 +181,12 @@ class TrainAnswers(NamedTuple):
         if losses is not None:
             # The best reward of any rollout may be that of an easy example.
             size = (
-                f"in {losses.lower:,} of {counted(losses.examples, 'example')} it earns less than {scripts[-1].name}; the "
-                f"largest loss: {decimals(losses.reward)} where that earns {decimals(losses.policy_reward)} ("
+                f"in {losses.lower:,} of {counted(losses.examples, 'example')} it earns less than {scripts[-1].name}, in "
+                f"{losses.higher:,} more; the largest loss: {decimals(losses.reward)} where that earns "
+                f"{decimals(losses.policy_reward)}. "
             )
-            link = {"text": "open it", "run": mistakes["folder"], "line": losses.line}
-            fields = " ".join([").", *mistakes["field_sentences"][:2]])
-            return [f"{mistakes['source']}: {size}", link, fields]
+            link = {"text": "Open it. ", "run": mistakes["folder"], "line": losses.line}
+            return [f"{mistakes['source']}: {size}", link, " ".join(mistakes["field_sentences"][:2])]
         parts: list[Part] = [" ".join([f"{mistakes['source']}:", *mistakes["summary"][:2], ""])]
         if mistakes["worst"] is not None:
             parts.append(f"The worst: {mistakes['worst']['words']} ")
@@ -221,7 +226,8 @@ class TrainAnswers(NamedTuple):
             f"Diagnosis of {text}" if text.endswith((".", "!", "?")) else f"Diagnosis of {text}."
             for text in self.diagnoses
         ]
-        if not self.diagnoses:
+        # Without the file, nothing was diagnosed: a demo, a run with tiny sizes, or one that has just begun.
+        if not self.diagnoses and (self.results.folder.path / DIAGNOSES).exists():
             sentences.append("No diagnosis: no stage had a problem that rove knows.")
         links_by_id: dict[str, list[Part]] = {}
         for stage in self.stages:
@@ -244,8 +250,8 @@ class TrainAnswers(NamedTuple):
 
     def _kept_stage(self) -> JsonMapping | None:
         """Return the stage that made the kept model."""
-        folder = self.kept.row.model.replace("\\", "/").split("/")
-        return next((stage for stage in self.stages if len(folder) > 1 and stage["name"] == folder[-2]), None)
+        folder = _stage_folder(self.kept.row)
+        return next((stage for stage in self.stages if stage["name"] == folder), None)
 
     def _kept_weights(self) -> list[Part]:
         stage = self._kept_stage()
@@ -257,18 +263,19 @@ class TrainAnswers(NamedTuple):
     def _cost(self) -> list[Part]:
         steps = ", ".join(f"{stage['title']}: {stage['size']}" for stage in self.stages)
         if not self.cost:
-            return [f"{steps}; the command has not ended."]
+            return [f"{steps}." if self.results.folder.is_complete else f"{steps}; the command has not ended."]
         took = self.cost.removeprefix("took ")
         return [f"{took}. {steps}. (A command that was stopped and repeated counts only from its last start.)"]
 
     def _repeat(self) -> list[Part]:
-        command = repeat_command(self.results.folder)
+        folder = self.results.folder
+        command = repeat_command(folder) if folder.is_complete else continue_command(folder)
         return [{"command": command}] if command else []
 
     def _next(self) -> list[Part]:
         """Propose what to do next, with the reason of each proposal."""
         if not self.results.folder.is_complete:
-            return ["The run is not complete: repeat its command, which continues it."]
+            return ["The run is not complete. Unless it is still running, the command above continues it."]
         commands = continue_commands(self.results.folder, self.kept.row)
         parts: list[Part] = []
         if self.diagnoses:
@@ -304,6 +311,16 @@ class TrainAnswers(NamedTuple):
             ]
         when = "" if best_held_out is None else f"; its best held-out reward came at {stage['kept_step']}"
         return [f"RL ended at its planned number of steps{when}. More steps: ", {"command": rl}] if rl else []
+
+
+def _stage_folder(row: ResultRow) -> str:
+    """Return the name of the folder of the stage that made a row's model; "" for another model."""
+    parts = row.model.replace("\\", "/").split("/")
+    return parts[-2] if len(parts) > 1 else ""
+
+
+def _from_to(main: JsonMapping) -> str:
+    return f"{decimals(main['a'])} to {decimals(main['b'])}"
 
 
 def phase(row: ResultRow) -> str:

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from rove.runs.train_folder import RECIPE, ResultRow, TrainFolder
 from rove.viewer.html import utf8_text
 from rove.viewer.run_settings import describe_run
@@ -21,8 +23,12 @@ def environment_words(folder: TrainFolder) -> list[str]:
     for stage in folder.stages():
         config = describe_run(stage)["config"]
         if config.get("env"):
-            env_dir = config.get("env_dir")
-            return [str(config["env"]), *(["--env-dir", str(env_dir)] if env_dir else [])]
+            env_dir, env_args = config.get("env_dir"), config.get("env_args")
+            # The recipe chooses the number of examples and their seed for each stage.
+            chosen = {"num_examples", "seed"}
+            args = {name: value for name, value in (env_args or {}).items() if name not in chosen}
+            words = [str(config["env"]), *(["--env-dir", str(env_dir)] if env_dir else [])]
+            return [*words, *(["-a", msgspec.json.encode(args).decode()] if args else [])]
     return []
 
 
@@ -58,6 +64,11 @@ def repeat_command(folder: TrainFolder, seed: int | None = None, run_dir: str = 
     # rove refuses options such as --env-dir together with a recipe, which has these settings.
     words = ["rove", "train", environment_of(folder) or "ENV", "--recipe", str(recipe.absolute())]
     return command([*words, *(["--seed", str(seed)] if seed else []), "--run-dir", run_dir])
+
+
+def continue_command(folder: TrainFolder) -> str:
+    """Return the command that continues a run that is not complete; "" if its recipe is not in the folder."""
+    return repeat_command(folder, run_dir=str(folder.path.absolute()))
 
 
 def continue_commands(folder: TrainFolder, row: ResultRow) -> dict[str, str]:

@@ -67,6 +67,8 @@ class Losses(NamedTuple):
     """Number of examples that both have."""
     lower: int
     """Number of those in which the model earns less."""
+    higher: int
+    """Number of those in which the model earns more."""
     line: int
     """Line of a rollout of the model with the largest difference."""
     reward: float
@@ -138,23 +140,24 @@ class TrainResults(NamedTuple):
         lower = [key for key in common if policy_rewards[key][0] - rewards[key][0] > SAME_REWARD]
         if not lower:
             return None
+        higher = sum(rewards[key][0] - policy_rewards[key][0] > SAME_REWARD for key in common)
         worst = max(lower, key=lambda key: policy_rewards[key][0] - rewards[key][0])
-        return Losses(len(common), len(lower), rewards[worst][1], rewards[worst][0], policy_rewards[worst][0])
+        return Losses(len(common), len(lower), higher, rewards[worst][1], rewards[worst][0], policy_rewards[worst][0])
 
     def lengths(self, row: ResultRow, condition: str) -> Lengths:
         """Return the lengths of a row's rollouts."""
         summary = row.conditions.get(condition, {})
-        usage = summary.get("tokens_per_rollout")
-        tokens = None
-        if is_mapping(usage) and not row.model.startswith("scripted:"):  # these have no tokenizer
-            tokens = finite(usage.get("completion"))
         path = self.evaluation(row, condition)
-        turns = None
+        tokens, turns = None, None
         if path is not None:
-            sql = f"SELECT AVG(turns) FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL"
-            [(turns,)] = self.open_index(path).query(sql)
+            # Only scored rollouts: those that failed before the first reply have no length.
+            columns = "AVG(completion_tokens), AVG(turns)"
+            sql = f"SELECT {columns} FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL"
+            [(tokens, turns)] = self.open_index(path).query(sql)
+        if row.model.startswith("scripted:"):  # these have no tokenizer
+            tokens = None
         return Lengths(
-            tokens,
+            finite(tokens),
             finite(turns),
             finite(summary.get("truncation_share")),
         )

@@ -30,7 +30,6 @@ NOT_SETTINGS = {
     "eval_dataset",
     "ast.literal_eval",
     "num_examples",
-    "num_groups",
     "held_out",
 }
 """Functions, and arguments of environments, that advice names."""

@@ -486,6 +486,25 @@ def test_a_recipe_names_the_folder_of_its_environment(rove: Rove) -> None:
     assert [config.env_dir for config in (recipe.sft, recipe.rl[0].config)] == ["elsewhere"] * 2
 
 
+def test_failed_rollouts_of_the_teacher_are_not_repeated_once_sft_has_begun(
+    dry_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected: list[object] = []
+    monkeypatch.setattr(Pipeline, "_evaluate", lambda self, config, title="": collected.append(config))
+    recipe = recipe_in(dry_run)
+    assert recipe.data is not None
+    pipeline = Pipeline(recipe, ConsoleReporter(), SINGLE_PROCESS)
+    with Run(dry_run / "data") as run:
+        run.start("eval", {}, {})
+        run.finish({"rollouts": 1})
+    pipeline._collect(recipe.data)
+    assert collected == [recipe.data]
+    with Run(dry_run / "sft") as run:
+        run.start("sft", {}, {})
+    pipeline._collect(recipe.data)  # other rollouts would be other data, which the SFT refuses
+    assert collected == [recipe.data]
+
+
 def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
     dry_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -165,7 +165,7 @@ def gradient_of_rove(records: list[RolloutRecord], loaded: LoadedModel, loss: di
     """Return the gradient of one step of `rove rl` on these rollouts, clipped to the norm 1."""
     config = convert(RLConfig, {"env": "tictactoe", "model": "", "loss": loss, "micro_batch_tokens": 256})
     rollouts, _ = training_sequences(records)
-    sequences = weigh(rollouts, config.collection.aggregation, config.collection.constant)
+    sequences = weigh(rollouts, config.aggregation, config.aggregation_constant)
     learner = Learner(config, objective_of(config), loaded)
     batches = micro_batches(sequences, config.micro_batch_tokens, pack=can_pack(loaded.model))
     learner.trainer.accumulate(batches, learner.objective.loss, count_trained_tokens(sequences))

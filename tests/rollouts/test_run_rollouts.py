@@ -125,11 +125,11 @@ async def test_sequences_equal_those_of_the_trainer_bit_by_bit(tmp_path: Path, e
     env = env_type(dataset=two_turns().get_dataset(), rubric=two_turns().rubric, max_turns=2)
     with Run(tmp_path) as run:
         run.start("rl", {}, {})
-        collector = RolloutCollector(config.collection, env, vf.EngineClient.from_model(tiny_model()), run)
+        collector = RolloutCollector(config, env, vf.EngineClient.from_model(tiny_model()), run)
         trained = await collector.collect(0)
     records = await vf.run_rollouts(
         env,
-        env.get_dataset(config.collection.groups),
+        env.get_dataset(config.groups),
         vf.EngineClient.from_model(tiny_model()),
         rollouts_per_example=config.rollouts_per_example,
         sampling_args={"temperature": 1.25, "max_tokens": config.max_tokens},

@@ -8,7 +8,7 @@ import pytest
 from made_training import made_training
 
 import rove as vf
-from rove.runs.train_folder import DIAGNOSES, RESULTS, TrainFolder, is_train_folder
+from rove.runs.train_folder import DIAGNOSES, RESULTS, TrainFolder, is_train_folder, locked
 
 
 def test_what_a_folder_of_rove_train_holds(tmp_path: Path):
@@ -35,12 +35,34 @@ def test_damaged_files_are_named(tmp_path: Path):
             read()
 
 
+def test_stages_are_in_their_order(tmp_path: Path):
+    for name in ("full", "rl10", "rl2", "sft", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").touch()
+    assert [stage.path.name for stage in TrainFolder(tmp_path).stages()] == ["sft", "rl2", "rl10", "full"]
+
+
+def test_one_command_at_a_time_trains_in_a_folder(tmp_path: Path):
+    with locked(tmp_path / "mine"):
+        with (
+            pytest.raises(vf.RunError, match="another command trains in .*mine"),
+            locked(tmp_path / "mine", attempts=2),
+        ):
+            pass
+        with locked(tmp_path / "another"):
+            pass
+    with locked(tmp_path / "mine"):
+        pass
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
         (["results.json"], True),
-        (["sft", "eval"], True),
-        (["rl2", "eval", "data"], True),
+        (["sft", "eval", "recipe.toml"], True),
+        (["rl2", "recipe.toml"], True),
+        (["data", "sft", "rl", "eval"], False),  # a folder of single runs with these names
+        (["recipe.toml", "mine"], False),
         (["config.toml", "results.json"], False),  # a run of its own
         (["sft"], False),  # a folder of runs with this name
         (["eval", "mine"], False),

@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 from fakes import tiny_model
+from made import record
 
 import rove as vf
 from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.stages import examination
 from rove.stages.choice import SFT_GOAL, choose, limited, requested_examples
-from rove.stages.examination import Evidence, ModelEvidence, Teacher, examine
+from rove.stages.examination import UNTRAINED_FACTOR, Evidence, ModelEvidence, Teacher, examine
 from rove.stages.recipe import RecipeFile, as_toml
 from rove.train.config import RLConfig, SFTConfig
 
@@ -51,8 +52,8 @@ async def test_policies_are_ordered_by_reward() -> None:
     evidence = await evidence_of(right=right, often=often)
     assert [policy.name for policy in evidence.policies] == ["often", "right"]
     weak, best = evidence.policies
-    assert (best.reward, best.spread) == (2.0, 0.0)
-    assert 0 < weak.reward < 2 and weak.spread > 0
+    assert best.reward == 2.0
+    assert 0 < weak.reward < 2
     assert evidence.functions == ["correct"]
     assert evidence.untrained_turns == 1
     assert evidence.examples == 50
@@ -325,3 +326,111 @@ async def test_short_rollouts_get_more_groups_per_step_and_long_ones_fewer_steps
     assert size(256) == (32, 152)
     assert size(5000) == (32, 60)
     assert size(20, arguments=frozenset(), examples=50) == (50, 400)  # not more groups than examples
+
+
+def settings_of(evidence: Evidence, name: str) -> Any:
+    return next(section.values for section in choose("quiz", {}, evidence) if section.name == name)
+
+
+async def test_an_environment_is_torn_down_once_after_all_policies() -> None:
+    ends: list[str] = []
+
+    class Database(vf.SingleTurnEnv):
+        async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
+            assert not ends, "the database is closed"
+
+        @vf.teardown
+        async def close(self) -> None:
+            ends.append("closed")
+
+    policies = {"right": right, "wrong": wrong}
+    env = Database(dataset=[{"question": "q?"}], rubric=vf.Rubric([correct]), policies=policies)
+    assert [policy.reward for policy in (await examine(env, ARGUMENTS)).evidence.policies] == [0.0, 1.0]
+    assert ends == ["closed"]
+
+
+async def test_a_game_that_waits_for_a_legal_move_does_not_wait_forever() -> None:
+    class Game(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str | None:
+            if messages[-1].content in ("yes", "no"):
+                state["final_env_response"] = "over"
+                return None
+            return "not a legal move"
+
+    rubric = vf.Rubric([lambda completion: float(completion[0].content == "yes")])
+    env = Game(dataset=[{"question": "q?"}], rubric=rubric, policies={"right": right, "wrong": wrong})
+    assert (await examine(env, ARGUMENTS)).evidence.untrained_turns == UNTRAINED_FACTOR
+
+
+async def test_examples_of_a_finite_generator_are_counted() -> None:
+    env = vf.SingleTurnEnv(
+        dataset=lambda: ({"question": f"q{i}?"} for i in range(500)),
+        eval_dataset=lambda: ({"question": f"held out {i}?"} for i in range(150)),
+        rubric=vf.Rubric([correct]),
+        policies={"often": often, "wrong": wrong},
+    )
+    evidence = (await examine(env, frozenset())).evidence
+    assert (evidence.examples, evidence.held_out) == (500, 150)
+    data, table = settings_of(evidence, "data"), settings_of(evidence, "evaluation")
+    assert data["num_examples"] == 500 and data["rollouts_per_example"] > 10
+    assert table["num_examples"] + table["skip_examples"] == 150
+    assert settings_of(evidence, "rl")[0]["curriculum"] == {"shuffle": True}  # the rows may be sorted
+    endless = msgspec.structs.replace(evidence, examples=None, held_out=0)
+    with pytest.raises(ConfigError, match="no held-out examples"):
+        choose("quiz", {}, endless)
+
+
+async def test_rewards_that_compare_the_members_of_a_group_are_measured_in_groups() -> None:
+    @vf.group_reward
+    def shortest(completions: list[Any]) -> list[float]:
+        lengths = [len(completion[-1].content) for completion in completions]
+        return [float(length == min(lengths)) for length in lengths]
+
+    rows = [{"question": f"q{i}?"} for i in range(2000)]
+    env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([shortest]), policies={"often": often, "wrong": wrong})
+    evidence = (await examine(env, frozenset())).evidence
+    assert evidence.has_group_rewards
+    for stage in (settings_of(evidence, "evaluation"), settings_of(evidence, "rl")[0]["evaluation"][0]):
+        assert stage["rollouts_per_example"] == 8
+    assert settings_of(evidence, "evaluation")["num_examples"] == 125
+    assert settings_of(evidence, "data")["rollouts_per_example"] >= 8
+
+
+@pytest.mark.parametrize("unit", [0.001, 1.0, 1000.0])
+async def test_weights_beside_the_reward_follow_its_magnitude(unit: float) -> None:
+    evidence = await evidence_of(right=right, wrong=wrong)  # rewards of 0 and 2
+    scaled = [
+        msgspec.structs.replace(
+            policy, **{name: getattr(policy, name) * unit for name in ("reward", "highest", "lowest")}
+        )
+        for policy in evidence.policies
+    ]
+    evidence = msgspec.structs.replace(evidence, policies=scaled)
+    assert settings_of(evidence, "rl")[0]["loss"] == {"kl_penalty": pytest.approx(0.01 * unit)}
+    assert settings_of(evidence, "sft")["target"] == pytest.approx(1.8 * unit)
+
+
+async def test_a_short_sft_has_a_short_warm_up_and_long_rollouts_have_small_batches() -> None:
+    evidence = await evidence_of(right=right, wrong=wrong)
+    assert "warmup_steps" not in settings_of(evidence, "sft")
+    model = ModelEvidence("large", 10**8, reward=0.0, lowest=0.0, spread_share=0.0, response_tokens=4, groups=8)
+    long = msgspec.structs.replace(evidence, model=model, rollout_tokens=2000.0)
+    sft = settings_of(long, "sft")
+    assert (sft["batch_size"], sft["warmup_steps"]) == (8, 1)
+
+
+async def test_raw_texts_are_refused_before_sft() -> None:
+    evidence = await evidence_of(right=right, wrong=wrong)
+    with pytest.raises(ConfigError, match="message_type 'completion'"):
+        choose("quiz", {}, msgspec.structs.replace(evidence, is_raw_text=True))
+
+
+def test_a_model_is_clearly_worse_than_its_teacher_only_if_there_is_one() -> None:
+    def rewarded(*rewards: float) -> list[vf.RolloutRecord]:
+        return [record(i, win=reward) for i, reward in enumerate(rewards)]
+
+    is_worse = examination._is_clearly_worse
+    assert not is_worse(rewarded(-1.0), [])
+    assert not is_worse(rewarded(-0.15), rewarded(-0.2))
+    assert is_worse(rewarded(-0.9, -1.0), rewarded(1.0))
+    assert is_worse(rewarded(0.0), rewarded(1.0))

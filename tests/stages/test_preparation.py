@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import environment
@@ -11,7 +12,7 @@ from commands import environment
 from rove.envs.dataset import content_key
 from rove.envs.loading import environment_arguments, load_environment
 from rove.stages.examination import Evidence, PolicyEvidence
-from rove.stages.preparation import choose_examples
+from rove.stages.preparation import choose_examples, chosen_arguments
 from rove.stages.recipe import Section
 from rove.stages.request import TrainRequest
 from rove.train.held_out import SELECTION_ROLLOUTS
@@ -47,7 +48,7 @@ GAME = """
 
 
 def policy(name: str, reward: float) -> PolicyEvidence:
-    return PolicyEvidence(name, reward, reward, reward, 0.0, False, reward, 1.0)
+    return PolicyEvidence(name, reward, reward, reward, False, reward, 1.0)
 
 
 def chosen(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> tuple[dict[str, Section], Evidence]:
@@ -123,3 +124,23 @@ def test_games_with_one_prompt_are_compared_by_their_info(tmp_path: Path, monkey
     sections, evidence = chosen(tmp_path, monkeypatch, GAME)
     assert "use examples of another seed." in sections["evaluation"].reason
     assert (evidence.seed_repeats, evidence.shared) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    ("defaults", "env_args", "expected"),
+    [
+        ({"seed": 0, "size": 3}, {}, ({"seed", "size"}, 0)),
+        ({"seed": 1}, {}, ({"seed"}, 1)),
+        ({"seed": 1}, {"seed": 7}, ({"seed"}, 7)),
+        ({"seed": None}, {}, ({"seed"}, 0)),
+        ({"size": 3}, {}, ({"size"}, 0)),
+        ({"seed": "puzzle", "size": 3}, {}, ({"size"}, 0)),
+        ({"seed": 0}, {"seed": "abc"}, (set[str](), 0)),
+        ({"seed": 0}, {"seed": None}, (set[str](), 0)),
+        ({"seed": True}, {}, (set[str](), 0)),
+    ],
+)
+def test_only_a_seed_that_is_a_number_has_a_next_one(
+    defaults: dict[str, object], env_args: dict[str, Any], expected: tuple[set[str], int]
+):
+    assert chosen_arguments(defaults, env_args) == expected

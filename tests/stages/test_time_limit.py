@@ -19,11 +19,11 @@ from rove.stages.time_limit import MIN_EXAMPLES, MIN_GROUPS, MIN_STEPS, fit_to_t
 from rove.stages.train_model import prepare
 
 ROLLOUT = 0.2
-EVALUATION = {"num_examples": 200, "every": 10}
+EVALUATION = {"num_examples": 200, "rollouts_per_example": 1, "every": 10}
 RL = {"steps": 60, "batch_size": 256, "evaluation": [EVALUATION]}
 SFT = {"epochs": 4, "batch_size": 32, "evaluation": [EVALUATION]}
 TABLE = {"num_examples": 400}
-DATA = {"num_examples": 1000}
+DATA = {"num_examples": 1000, "rollouts_per_example": 1}
 
 
 def recipe(with_sft: bool = True) -> list[Section]:
@@ -86,6 +86,18 @@ def test_a_quarter_of_an_hour_leaves_twenty_steps_of_fewer_groups():
     assert values["evaluation"] == {"num_examples": 187}
     assert 20 <= values["rl"][0]["steps"] < 30 and values["rl"][0]["batch_size"] == 96
     assert 14 * 60 < estimate.most <= 15 * 60
+
+
+@pytest.mark.parametrize(("examples", "per_example"), [(20, 2000), (3, 4), (40_000, 1)])
+def test_if_the_time_is_short_sft_sees_each_example_less_often_before_it_sees_fewer(examples: int, per_example: int):
+    values = by_name(recipe())
+    values["data"] |= {"num_examples": examples, "rollouts_per_example": per_example}
+    sections = [Section(name, value) for name, value in values.items()]
+    long_epochs = msgspec.structs.replace(estimated(), sft_steps=4 * 200, sft_step=6.0)
+    data = by_name(fit_to_time(sections, long_epochs, minutes=30)[0])["data"]
+    used = data["num_examples"], data["rollouts_per_example"]
+    assert 0.2 < used[0] * used[1] / (examples * per_example) < 0.9
+    assert used[0] == examples or used[1] == 1
 
 
 def test_too_little_time_names_the_least():

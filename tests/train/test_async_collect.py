@@ -74,9 +74,7 @@ def new_collector(
     config: RLConfig, client: Answers, run: Run, env: vf.Environment, step: int = 0, state: Any = None
 ) -> AsyncCollector:
     max_staleness = config.max_off_policy_steps
-    return AsyncCollector(
-        config.collection, env, client, run, max_staleness=max_staleness, step=step, state=state or {}
-    )
+    return AsyncCollector(config, env, client, run, max_staleness=max_staleness, step=step, state=state or {})
 
 
 async def collect(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tiers import each_row
 
-from rove.core.config import as_settings, convert
+from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.train.config import EvaluationConfig, LossConfig, RLConfig, SFTConfig
 
@@ -94,9 +94,3 @@ def test_tables_may_be_dicts_in_python():
         SFTConfig(**SFT, lora={"alpha": math.inf})
     with pytest.raises(ConfigError, match="loss has the unknown setting 'knd'; did you mean 'kind'"):
         RLConfig(**RL, loss={"knd": "grpo"})
-
-
-def test_a_dict_of_settings_is_read_like_a_file():
-    assert as_settings(SFTConfig, SFT) == SFTConfig(**SFT)
-    with pytest.raises(ConfigError, match="unknown setting 'epocs'; did you mean 'epochs'"):
-        as_settings(SFTConfig, {**SFT, "epocs": 3})

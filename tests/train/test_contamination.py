@@ -44,7 +44,7 @@ def config(**over: Any) -> RLConfig:
 )
 def test_trained_keys_covers_the_rows_that_a_run_may_use(over: dict[str, Any], count: int, looked_at: int):
     env = Quiz(count=count)
-    assert trained_keys(config(**over).collection, env) == [example_key(row) for row in env.get_dataset(looked_at)]
+    assert trained_keys(config(**over), env) == [example_key(row) for row in env.get_dataset(looked_at)]
 
 
 def test_only_the_rows_used_by_the_run_are_read_from_a_generator():
@@ -55,7 +55,7 @@ def test_only_the_rows_used_by_the_run_are_read_from_a_generator():
             rows_read.append(row)
             yield row
 
-    assert len(trained_keys(config(curriculum__shuffle=True).collection, Quiz(dataset=generate_rows))) == 10
+    assert len(trained_keys(config(curriculum__shuffle=True), Quiz(dataset=generate_rows))) == 10
     assert len(rows_read) == 10
 
 

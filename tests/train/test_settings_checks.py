@@ -44,7 +44,6 @@ def test_invalid_settings_fail(over: dict[str, Any]):
         ("batch", {"batch_size": 128}, "noisy"),
         ("groups", {"rollouts_per_example": 2}, "equal rewards"),
         ("groups", {"rollouts_per_example": 64}, "few examples"),
-        ("num_groups", {"env_args": {"num_groups": 5}}, "multiple of the environment's num_groups"),
         ("sampling", {"temperature": 1.4}, "collapse"),
         ("sampling", {"temperature": 0.3}, "similar"),
         ("schedule", {"loss__entropy_bonus": 0.1}, "destroyed"),

@@ -334,7 +334,7 @@ def test_rollouts_are_filtered_by_the_fields_of_their_rows(file: Path):
         {"style": "us", "level": "3", ODD_FIELD: 0.25},
         {"style": "us", "level": 3.0, "hard": True, "text": "x" * 1000, "parts": [1]},
         None,
-        {"style": "eu", "level": 2.5, "large": "x" * 20_000},  # too large to be read
+        {"style": "eu", "level": 2.5, "large": "x" * 200_000},  # too large to be read
         "no object",
     ]
     nested = edited(encoded_line(6, info={"x": 0}), b'"info":{"x":0}', b'"info":' + 4000 * b"[" + 4000 * b"]")

@@ -91,7 +91,22 @@ def test_a_number_with_many_values_is_divided_into_ranges():
     groups = describe_mistakes(after)["fields"]["length"]
     assert [group["rollouts"] for group in groups] == [25, 25, 25, 25]
     assert [group["mean"] for group in groups] == [1.0, 1.0, 1.0, 0.0]
-    assert groups[-1]["name"] == "74.250 to 99"
+    assert groups[-1]["name"] == "74.25 to 99"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "share"),
+    [((1.0, -1.0), 0.5), ((101.0, 100.0), 0.5), ((1.0, 0.0), 0.5), ((1.0, 0.25), 0.375), ((-1.0, -3.0), 0.5)],
+)
+def test_the_lost_share_counts_from_the_lowest_reward_if_rewards_do_not_begin_at_0(
+    rewards: tuple[float, float], share: float
+):
+    assert describe_mistakes([graded("a", reward, line) for line, reward in enumerate(rewards)])["share"] == share
+
+
+def test_small_numbers_are_different_values_of_a_field():
+    after = [graded("a", float(line % 2), line, rate=0.0001 if line % 2 else 0.0004) for line in range(40)]
+    assert [group["name"] for group in describe_mistakes(after)["fields"]["rate"]] == ["0.0001", "0.0004"]
 
 
 def test_few_bad_rollouts_among_many_that_lose_a_little():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+from made import made_run, record
+from made_training import made_training
 from toys import rows, says
 
 import rove as vf
 from rove.runs.run import Run
-from rove.viewer.report import markdown, write_report
+from rove.viewer.report import markdown, stages_markdown, write_report, write_stages_report
 
 ARGUMENT, VARIABLE, FORMAT = "tea-and-biscuits-41", "from-the-environment-7", "sk-proj-abcdefghijklmnop1234"
 
@@ -34,3 +37,14 @@ def test_a_report_masks_keys_in_arguments_and_errors(tmp_path: Path, monkeypatch
     assert "login with ***, *** and *** failed" in texts
     for secret in (ARGUMENT, VARIABLE, FORMAT):
         assert secret not in texts
+
+
+def test_a_report_of_rove_train_masks_keys_in_replies(tmp_path: Path):
+    folder = made_training(tmp_path / "mine", solved=59)
+    replied = record(59, win=0.0, completion=[{"role": "assistant", "content": f"the key is {FORMAT}"}])
+    run = folder.evaluation_folder("+ RL", "greedy")
+    shutil.rmtree(run)
+    made_run(run, [*(record(i, win=1.0) for i in range(59)), replied])
+    write_stages_report(folder, tmp_path / "report.html")
+    texts = (tmp_path / "report.html").read_text() + stages_markdown(folder)
+    assert "the key is ***" in texts and FORMAT not in texts

@@ -6,6 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
+import msgspec
 import pytest
 from commands import Rove, environment, in_this_process
 from made import made_run, record
@@ -13,7 +14,7 @@ from made_training import made_training
 
 import rove as vf
 from rove.runs.run import Run
-from rove.runs.train_folder import COMPLETE, RESULTS, ResultRow, TrainFolder
+from rove.runs.train_folder import COMPLETE, DIAGNOSES, RESULTS, ResultRow, TrainFolder
 from rove.viewer import api, train_answers
 from rove.viewer.api import QueryParams
 from rove.viewer.run_store import RunStore
@@ -76,10 +77,10 @@ def test_scripted_policies_show_whether_the_model_has_learned(tmp_path: Path, so
     assert "; with scripted:oracle: " in answers["Certain"][0]
     size, link, _ = answers["Still wrong"]
     assert size == (
-        f"+ RL, greedy: in {60 - solved} of 60 examples it earns less than scripted:oracle; the largest loss: 0.200 where that "
-        "earns 1.200 ("
+        f"+ RL, greedy: in {60 - solved} of 60 examples it earns less than scripted:oracle, in 0 more; the largest loss: 0.200 "
+        "where that earns 1.200. "
     )
-    assert link == {"text": "open it", "run": "eval/RL-greedy", "line": solved}
+    assert link == {"text": "Open it. ", "run": "eval/RL-greedy", "line": solved}
 
 
 def test_weights_from_before_the_first_step_mean_that_rl_did_not_help(tmp_path: Path):
@@ -173,8 +174,44 @@ def test_a_training_that_is_not_complete_is_to_be_continued(store: RunStore, tmp
     (tmp_path / "runs" / "mine" / COMPLETE).unlink()
     page = api.stages(store, QueryParams([("run", "mine")]))
     answers = {answer["title"]: answer["parts"] for answer in page["answers"]}
-    assert answers["Next"] == ["The run is not complete: repeat its command, which continues it."]
+    assert answers["Next"] == ["The run is not complete. Unless it is still running, the command above continues it."]
+    [command] = answers["Continue"]
+    assert isinstance(command, dict) and command["command"].endswith(f"--run-dir {tmp_path / 'runs' / 'mine'}")
     assert answers["Cost"] == ["SFT: 2 steps, RL 1: 2 of 9 steps; the command has not ended."]
+
+
+def test_a_condition_whose_reward_fell_is_named(tmp_path: Path):
+    folder = made_training(tmp_path / "runs" / "mine")
+    better, worse = ([record(i, win=float(right)) for i in range(60)] for right in (True, False))
+    rows = [row for row in folder.rows() if row.name in ("base", "+ RL")]
+    for row, records in zip(rows, (better, worse), strict=True):
+        made_run(folder.evaluation_folder(row.name, "sampled"), records)
+        row.conditions["sampled"] = row.conditions["greedy"]
+    (folder.path / RESULTS).write_bytes(msgspec.json.encode(rows))
+    page = api.stages(RunStore(tmp_path / "runs"), QueryParams([("run", "mine")]))
+    [learned] = page["answers"][0]["parts"]
+    assert learned.startswith("Yes: the reward rose") and "1.200 to 0.200 (sampled), a fall" in learned
+
+
+def test_an_rl_stage_is_known_by_its_folder_and_a_run_without_diagnoses_does_not_claim_that_all_is_well(tmp_path: Path):
+    folder = made_training(tmp_path / "runs" / "mine")
+    rows = [msgspec.structs.replace(row, name="+ GRPO" if row.name == "+ RL" else row.name) for row in folder.rows()]
+    (folder.path / "eval" / "RL-greedy").rename(folder.path / "eval" / "GRPO-greedy")
+    (folder.path / RESULTS).write_bytes(msgspec.json.encode(rows))
+    (folder.path / DIAGNOSES).unlink()
+    page = api.stages(RunStore(tmp_path / "runs"), QueryParams([("run", "mine")]))
+    answers = {answer["title"]: answer["parts"] for answer in page["answers"]}
+    assert answers["RL alone"][0].startswith("From after SFT to after GRPO: +")
+    assert "No diagnosis" not in answers["Problems"][0]
+
+
+def test_commands_have_the_arguments_of_the_environment(tmp_path: Path):
+    folder = made_training(tmp_path / "mine")
+    run = Run(tmp_path / "mine" / "data")
+    with run:
+        run.start("eval", {"env": "quiz", "env_args": {"num_examples": 500, "size": 4}}, {})
+    row = next(row for row in folder.rows() if row.name == "+ RL")
+    assert shlex.split(continue_commands(folder, row)["play"])[2:5] == ["quiz", "-a", '{"size":4}']
 
 
 def test_a_training_that_has_just_begun(tmp_path: Path):

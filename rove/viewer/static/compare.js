@@ -85,7 +85,7 @@ function bar(one) {
 
 function movers(found, a, b, params) {
   const direction = params.get("direction") ?? "";
-  const passed = (value) => value >= found.threshold;
+  const passed = (value) => value >= found.threshold - 1e-9;
   const test = { up: (one) => one.b > one.a, down: (one) => one.b < one.a, solves: (one) => passed(one.b) && !passed(one.a), solved: (one) => passed(one.a) && !passed(one.b) }[direction] ?? (() => true);
   const listed = [...found.up, ...found.down].filter(test);
   const values = listed.flatMap((one) => [one.a, one.b]);
@@ -95,7 +95,7 @@ function movers(found, a, b, params) {
     ["example", (one) => el("a", { href: target(one), "data-key": `mover ${one.example_key}` }, number(one.example_id))], ["question", (one) => el("span", { class: "question", title: one.question }, one.question || NONE)],
     [a, (one) => rewardPill(one.a, scale)], [b, (one) => rewardPill(one.b, scale)], ["difference", (one) => signed(one.b - one.a)],
   ];
-  return listed.length ? grid(columns, listed, "movers") : el("p", {}, direction ? "No such example." : "No example changed.");
+  return [Math.max(found.up.length, found.down.length) >= found.limit && el("p", { class: "note" }, `Only the ${found.limit} largest changes in each direction are listed.`), listed.length ? grid(columns, listed, "movers") : el("p", {}, direction ? "No such example." : "No example changed.")];
 }
 
 /** The two rollouts of an example. */

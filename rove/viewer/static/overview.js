@@ -103,7 +103,7 @@ function overviewTab(about, found) {
       el("section", { "aria-label": "Rollouts" },
         counts.length > 0 && [el("h2", {}, "Outcomes"), shares(counts.map(([name, count]) => [`${OUTCOMES[name]}${name === "below" ? ` of ${number(found.threshold)}` : ""}`, count, where("outcome", name), name])),
           counts.some(([name]) => name !== "passed") && el("p", {}, el("a", { class: "button", href: address("rollouts", { run: about.name, sort: "reward", why: "1" }) }, "Why did these fail?"))],
-        bars("Stop reasons", found.stops, (name) => where("stop", name), plain),
+        bars("Stop reasons", found.stops, (name) => where("stop", name === "none" ? "" : name), plain),
         bars("Errors", found.errors, (name) => where("error", name)))),
     el("h2", {}, "Settings"),
     settingsTable(found.settings.filter((row) => row.changed)),

@@ -40,14 +40,14 @@ function head(about, found, params, tab) {
   ];
 }
 
-/** Go to the rollout before or after this one, in the order of the list it was opened from. */
+/** Go to the rollout before or after this one, in the order of the list it was opened from, or else of the file. */
 async function turn(params, by) {
-  const chosen = [["run", params.get("run")], ...filters(params)];
-  for (const name of ["sort", "order"]) if (params.get(name)) chosen.push([name, params.get(name)]);
-  const at = Number(params.get("at") ?? params.get("line")) + by;
-  if (at < 0) return say("this is the first rollout");
-  const { rows } = await ask("rollouts", new URLSearchParams([...chosen, ["offset", at], ["limit", 1]]));
-  if (!rows.length) return say("this is the last rollout");
+  const at = params.has("at") ? Number(params.get("at")) + by : null;
+  const line = Number(params.get("line")), order = ["sort", "order"].filter((name) => params.get(name)).map((name) => [name, params.get(name)]);
+  const beside = by > 0 ? [["from.line", line + 1]] : [["to.line", line], ["sort", "line"], ["order", "down"]];
+  const place = at === null ? beside : [...filters(params), ...order, ["offset", at]];
+  const { rows } = at < 0 ? { rows: [] } : await ask("rollouts", new URLSearchParams([["run", params.get("run")], ...place, ["limit", 1]]));
+  if (!rows.length) return say(`this is the ${by < 0 ? "first" : "last"} rollout`);
   location.hash = address("rollout", changed(params, { line: rows[0].line, at }));
 }
 

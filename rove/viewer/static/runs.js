@@ -96,7 +96,7 @@ function list({ runs, ranges }, params, picked) {
     sorted("environment", (run) => run.env || NONE),
     sorted("model", (run) => run.model || NONE),
     sorted("reward", (run) => reward(run, ranges[run.env])),
-    params.get("base") && ["difference", (run) => difference(run, params.get("base"))],
+    params.get("base") && ["difference", (run) => difference(run, params.get("base"), runs.some((each) => each.kind === "train" && [run.name, params.get("base")].includes(each.name)))],
     ["distribution or curve", (run) => small(run, ranges[run.env] ?? [0, 1])],
     ["rollouts", size],
     ...params.getAll("column").map((name) => sorted(name, (run) => value(run.values[name]), plain(name.replace(/^\w+\./, "")))),
@@ -123,10 +123,10 @@ function reward(run, scale) {
   return [rewardPill(run.reward.mean, scale ?? [0, 1], run.reward.mean.toFixed(3)), " ", limits(run.reward) ? el("span", { class: "note" }, range(run.reward)) : null, held];
 }
 
-/** The difference of a run's mean reward to the baseline's, unpaired; the link compares example by example. */
-function difference({ name, difference: found }, base) {
-  if (name === base) return "baseline";
-  return found ? el("a", { href: address("compare", { a: base, b: name }) }, `${signed(found.mean)}${limits(found) ? ` ${range(found)}` : ""}`) : NONE;
+/** The difference of a run's mean reward to the baseline's, unpaired; the link compares example by example, except for stages. */
+function difference({ name, difference: found }, base, hasStages) {
+  if (name === base || !found) return name === base ? "baseline" : NONE;
+  return el(hasStages ? "span" : "a", hasStages ? {} : { href: address("compare", { a: base, b: name }) }, `${signed(found.mean)}${limits(found) ? ` ${range(found)}` : ""}`);
 }
 
 function small(run, scale) {

@@ -133,8 +133,8 @@ def check_train_folder(path: str | Path, env: str) -> TrainFolder:
     folder = TrainFolder(path)
     if not folder.is_complete or not (folder.path / RECIPE).is_file():
         raise ConfigError(f"{path} is not the folder of a finished rove train; finish the run, or leave the folder out")
-    trained_env = Path(_recipe(folder).get("env", env)).stem
-    if trained_env != env:
+    trained_env = _recipe(folder).get("env", env)
+    if Path(trained_env).stem != Path(env).stem:  # a path, a file of questions, or a name at a hub
         raise ConfigError(f"{path} is a training in the environment '{trained_env}'; expected one in '{env}'")
     return folder
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rove.audit.baseline import Baseline
 from rove.audit.game_checks import actions_of
-from rove.audit.replies import blind_replies, from_answer, hedges, last_message, observed_actions
+from rove.audit.replies import ANSWER_PLACE, blind_replies, from_answer, hedges, last_message, observed_actions
 from rove.audit.search import vocabulary
 from rove.audit.subject import Policy, Subject
 from rove.core.messages import AssistantMessage, Messages, text_of
@@ -77,7 +77,7 @@ def _random_words(base: Baseline, words: Sequence[str]) -> Policy:
 
         kind = rng.random()
         if kind < 0.6:
-            first, *parts = base.form("\0").split("\0")
+            first, *parts = base.form(ANSWER_PLACE).split(ANSWER_PLACE)
             return first + "".join(f"{some_words()}{part}" for part in parts)
         if kind < 0.8:
             return some_words()

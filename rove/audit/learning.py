@@ -25,6 +25,7 @@ import msgspec
 
 from rove.audit.baseline import Baseline
 from rove.audit.exploration import WEIGHTS, exploration
+from rove.audit.replies import ANSWER_PLACE
 from rove.audit.subject import (
     OUT_OF_TIME,
     Inconclusive,
@@ -481,9 +482,9 @@ def commits(reply: str, answer: str, answers: set[str], base: Baseline) -> float
 
 def _inside(reply: str, base: Baseline) -> str:
     """Return the part of a reply where its answer belongs; the whole reply if it does not have the form of an answer."""
-    # A NUL, which no form contains, marks the place of the answer; a form with all tags has several.
-    opening, _, closing = base.form("\0").rpartition("\0")
-    opening = opening.rpartition("\0")[2]
+    # A form with all tags has several places.
+    opening, _, closing = base.form(ANSWER_PLACE).rpartition(ANSWER_PLACE)
+    opening = opening.rpartition(ANSWER_PLACE)[2]
     if not opening.strip() or opening not in reply:
         return reply
     inside = reply.rpartition(opening)[2]

@@ -16,6 +16,8 @@ from rove.core.state import State
 Form = Callable[[str], str]
 """Function that turns an answer into a whole reply, with the answer in a place where a grader may look for it."""
 
+ANSWER_PLACE = "qxzjanswerqxzj"
+"""A text that no form contains, to find the place of the answer in a form; JSON does not escape it."""
 TAG = re.compile(r"<([a-zA-Z_]\w*)>")
 REASONING_TAGS = {"think", "thinking", "reasoning", "reason", "scratchpad", "analysis", "notes", "explanation"}
 REASONING = "I think."
@@ -321,8 +323,7 @@ def shown_pairs(form: Form, separator: str) -> Policy:
 
 def shown_example(prompt: str, form: Form) -> str:
     """Return the answer that a prompt shows in the form of an answer, as in "Example: \\boxed{B}"; "" if there is none."""
-    # A NUL, which no form contains, marks the place of the answer.
-    opening, _, closing = form("\0").rpartition("\0")
+    opening, _, closing = form(ANSWER_PLACE).rpartition(ANSWER_PLACE)
     # A form may begin with lines of reasoning, which the example of a prompt need not have.
     opening = opening.rpartition("\n")[2]
     if not opening.strip() or not closing.strip():

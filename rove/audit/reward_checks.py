@@ -384,6 +384,18 @@ MIN_REPEATED = 4
 """Minimum number of turns with the same reply that show that it is paid in every turn."""
 
 
+def _positive_weights(record: RolloutRecord) -> float:
+    weights = record.scores.weights.values() if record.scores else ()
+    return sum(weight for weight in weights if weight > 0)
+
+
+def _is_outside(record: RolloutRecord) -> bool:
+    """Return whether a reward is clearly outside of the range of its weights."""
+    positive = _positive_weights(record)
+    limit = sum(map(abs, record.scores.weights.values())) if record.scores else 0.0
+    return positive > 0 and not -2 * limit <= reward_of(record) <= 1.1 * positive
+
+
 async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield findings about rewards that never differ, and about rewards outside of or far below the weights' range."""
     scored = [record for record in subject.records if record.scores is not None]
@@ -403,13 +415,16 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     if independent is not None:
         yield independent
     weights = scored[0].scores.weights if scored and scored[0].scores else {}
-    positive = sum(weight for weight in weights.values() if weight > 0)
+    # The environments of a group may have different weights.
+    sums = [_positive_weights(record) for record in scored]
+    positive = max(sums, default=0.0)
     most = max(rewards, default=0.0)
     least = min(rewards, default=0.0)
-    limit = max(positive, sum(map(abs, weights.values())))
-    if positive and (least < -2 * limit or most > 1.1 * positive):
+    outside = [record for record in scored if _is_outside(record)]
+    if outside:
+        positive = _positive_weights(outside[0])
         text = f"rewards are between {least:.3f} and {most:.3f}; the weights add up to {positive:.3f}"
-        repeated = [record for record in scored if reward_of(record) > 1.1 * positive and _is_repetition(record)]
+        repeated = [record for record in outside if reward_of(record) > 0 and _is_repetition(record)]
         if repeated:
             turns = len(repeated[0].steps)
             text += f": {shortened(_first_reply(repeated[0]), 60)!r} in each of {turns} turns is paid every time"
@@ -423,7 +438,8 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         )
     # If no policy knows the task, low rewards are to be expected.
     has_reference = bool(base.honest) or base.right_answer is not None
-    if has_reference and positive and most < 0.9 * positive:
+    has_same_weights = max(sums, default=0.0) == min(sums, default=0.0)
+    if has_reference and has_same_weights and positive and most < 0.9 * positive:
         text = f"the highest reward of {len(scored)} rollouts is {most:.3f}; the weights add up to {positive:.3f}"
         paying = [name for name, weight in weights.items() if weight > 0]
         never = [name for name in paying if _highest_value(scored, name) <= 0]

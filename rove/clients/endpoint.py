@@ -52,8 +52,16 @@ TIMEOUT_STATUSES = (502, 504, 522, 524)
 # not enough, because it also describes a stop list or the name of a tool; those are mistakes to report, not truncated rollouts.
 _OVERLONG = re.compile(
     r"context[ _](length|window|size)|maximum (model|prompt) length|input token count[^.]{0,60}exceeds"
-    r"|prompt[ _]too[ _]long|(prompt|input|messages?|content|conversation)\b[^.]{0,60}too long",
+    r"|prompt[ _]too[ _]long|(prompt|input|messages?|content|conversation)\b[^.]{0,60}too long"
+    r"|exceeds? (the )?context limit|`inputs` (tokens \+|must have less than)",
     re.IGNORECASE,
+)
+# The tokens of the prompt and of the context in such messages: vLLM; OpenAI and older vLLM; Anthropic; text-generation-inference.
+_COUNTS = (
+    re.compile(r"context length is (?P<context>\d+) tokens and your request has (?P<prompt>\d+) input tokens"),
+    re.compile(r"context length is (?P<context>\d+) tokens[^(]{0,80}\((?P<prompt>\d+) in the (messages|prompt)"),
+    re.compile(r"context limit: (?P<prompt>\d+) \+ \d+ > (?P<context>\d+)"),
+    re.compile(r"must be <= (?P<context>\d+)\. Given: (?P<prompt>\d+) `inputs` tokens"),
 )
 _HINTS = {
     401: "the API key was not accepted: check {api_key_var}",
@@ -91,7 +99,7 @@ class EndpointClient(ABC):
     default_base_url: ClassVar[str]
     """URL of the official API."""
     base_url_var: ClassVar[str]
-    api_key_var: ClassVar[str]
+    api_key_var: str
 
     forces_tool_calls = True
     """Whether the API supports `Request.tool_choice`."""
@@ -324,6 +332,8 @@ class EndpointClient(ABC):
         if status in _HINTS:
             hint = _HINTS[status].format(api_key_var=self.api_key_var)
             return ModelError(f"HTTP {status} from {url}: {quoted} ({hint})")
+        if (advice := _too_many_tokens_asked(text)) is not None:
+            return ModelError(f"HTTP {status} from {url}: {quoted} ({advice})")
         if _OVERLONG.search(text):
             return OverlongPromptError(f"HTTP {status}: {quoted}")
         return ModelError(f"HTTP {status} from {url}: {quoted}")
@@ -343,6 +353,15 @@ class EndpointClient(ABC):
         if previous:
             await previous.session.close()
         return session
+
+
+def _too_many_tokens_asked(text: str) -> str | None:
+    """Return advice if a prompt takes less than half of the context, so that the length asked for is the mistake; else None."""
+    for pattern in _COUNTS:
+        match = pattern.search(text)
+        if match is not None and 2 * int(match["prompt"]) < int(match["context"]):
+            return f"the prompt has {match['prompt']} of the context's {match['context']} tokens: lower max_tokens"
+    return None
 
 
 async def _read(reply: aiohttp.ClientResponse) -> bytes:

@@ -77,7 +77,10 @@ class Address(Settings, frozen=True, kw_only=True):
     def client(self, api_key: str | None = None, **settings: Any) -> EndpointClient:
         """Return a client for this address. `api_key` overrides the environment variable."""
         kind = APIS[self.api_client_type]
-        return kind(self.url, api_key or self._api_key(), headers=self.headers, **settings)
+        client = kind(self.url, api_key or self._api_key(), headers=self.headers, **settings)
+        if self.key is not None and api_key is None:
+            client.api_key_var = self.key  # errors name it
+        return client
 
     def _api_key(self) -> str | None:
         if self.key is None:

@@ -32,6 +32,8 @@ class OpenAIClient(EndpointClient):
     default_base_url = "https://api.openai.com/v1"
     base_url_var = "OPENAI_BASE_URL"
     api_key_var = "OPENAI_API_KEY"
+    _reasoning_field = "reasoning_content"
+    """The server's name of the field for reasoning, as in its replies."""
 
     @classmethod
     def from_sdk(cls, sdk: Any) -> OpenAIClient:
@@ -74,7 +76,7 @@ class OpenAIClient(EndpointClient):
         if request.text is not None:
             raw = msgspec.structs.replace(request, messages=[UserMessage(request.text)])
             return "completions", completions.request_body(raw)
-        body = chat.request_body(request)
+        body = chat.request_body(request, self._reasoning_field)
         if self.is_official and "max_tokens" in body:
             # OpenAI's reasoning models refuse the old name; all its models accept the new one.
             body.setdefault("max_completion_tokens", body.pop("max_tokens"))
@@ -82,6 +84,9 @@ class OpenAIClient(EndpointClient):
 
     def read(self, request: Request, answer: object) -> Response:
         """Read the reply to a chat completion, or to a completion for a raw text."""
+        if request.text is None:
+            # Groq and Cerebras refuse a field with a name that they do not use themselves.
+            self._reasoning_field = chat.reasoning_field(answer) or self._reasoning_field
         return chat.read_response(answer) if request.text is None else completions.read_response(answer)
 
 

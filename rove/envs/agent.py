@@ -184,7 +184,7 @@ class AgentEnv(Environment):
         internals = bookkeeping(state)
         internals.completion = []
         with phase("setup_state"):
-            returned = await self.setup_state(state)
+            returned = await maybe_await(self.setup_state(state))
             if returned is not None and returned is not state:
                 state.update(returned)
             internals.prompt = as_messages(state["prompt"])
@@ -242,7 +242,11 @@ class AgentEnv(Environment):
             if 0 <= self.max_turns <= num_started:
                 raise LimitReachedError("max_turns_reached")
             num_started += 1  # before the request: an agent may send several at a time
-            return await turn(state, messages, agent_request=agent_request)
+            try:
+                return await turn(state, messages, agent_request=agent_request)
+            except BaseException:
+                num_started -= 1  # a request without a reply is no turn
+                raise
 
         return limited
 

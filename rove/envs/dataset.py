@@ -31,6 +31,8 @@ def _encode_as_text(value: object) -> str:
     """Return the text of a value without a JSON form. A text with a memory address is refused, because it would differ in every
     process.
     """
+    if isinstance(value, (set, frozenset)):  # the order of its elements differs between processes
+        return str(sorted(map(repr, cast("set[object]", value))))
     text = str(value)
     if re.search(r" at 0x[0-9a-f]+", text):
         raise ConfigError(f"a dataset row holds {text}, which cannot be hashed; expected JSON values")

@@ -380,7 +380,7 @@ def messages_of(state: State) -> tuple[list[MessageDict], list[MessageDict]]:
     """
     prompt, completion = prompt_of(state), completion_of(state)
     if not isinstance(prompt, str):
-        return prompt, completion
+        return prompt, [AssistantMessage(completion)] if isinstance(completion, str) else completion
     if not isinstance(completion, str):
         return [UserMessage(prompt)], completion
     steps = bookkeeping(state).trajectory

@@ -176,22 +176,27 @@ class _Evaluation:
         options, together = self.options, self.env.scoring_rubric.has_group_rewards
         examples = self.env.examples(options.last_example, options.train)
         groups = plan(examples, options.rollouts_per_example, options.seed)
+        unseen = len(self.finished_lines)
         for group in islice(groups, options.skip_examples, None):
             self.planned += len(group)
+            unseen -= sum((job.key, job.index) in self.finished_lines for job in group)
             missing = [job for job in group if (job.key, job.index) not in self.finished_lines]
             if together and (missing or not self._was_scored_together(group)):
                 missing = group
             if len(missing) < len(group):
                 finished = [job for job in group if job not in missing]
                 self._unreported.extend(self.finished_lines[job.key, job.index].offset for job in finished)
+            if missing and options.budget is not None and self.spent >= options.budget:
+                self.out_of_budget = True
+            if self.out_of_budget:
+                if unseen <= 0:
+                    return
+                continue  # later groups may have finished rollouts, which count
             if not missing:
                 continue
             if self.run is not None and not self._reopened:
                 self.run.reopen()
                 self._reopened = True
-            if options.budget is not None and self.spent >= options.budget:
-                self.out_of_budget = True
-                return
             yield missing
         if not self.planned:
             skipped = f" after the first {options.skip_examples:,}" if options.skip_examples else ""

@@ -226,10 +226,17 @@ class _Recorded:
             outcome = run.outcome_at(line.offset)
             self._rows = max(self._rows, outcome.example_id + 1)
             # rescoring can correct the failure of a reward function, but not that of a rollout
-            if outcome.error is None or outcome.error.phase == "scoring" or outcome.error.phase.startswith("reward "):
+            if outcome.error is None or self._is_of_scoring(outcome):
                 self._offsets.setdefault(key, {})[index] = line.offset
             else:
                 self.failed += 1
+
+    @staticmethod
+    def _is_of_scoring(outcome: Outcome) -> bool:
+        """Return whether a rollout failed in its scoring; a judge's failure has the phase of its role."""
+        phase = outcome.error.phase if outcome.error is not None else ""
+        is_judge = phase.startswith("role ") and outcome.timing.scoring > 0
+        return phase == "scoring" or phase.startswith("reward ") or is_judge
 
     def groups(self, env: Environment) -> Iterator[list[Job]]:
         """Yield the rollouts of every example that is still in the dataset; then set `gone` to the number of other rollouts."""

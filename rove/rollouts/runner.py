@@ -348,7 +348,9 @@ async def run_with_limits(timeout_seconds: float | None, state: State, run: Call
     try:
         async with limit:
             await run()
-    except OverlongPromptError:
+    except OverlongPromptError as error:
+        if phase_of(error).startswith("role "):  # of a judge, a user or an opponent: the policy is not to blame
+            raise
         rollout.stop_condition, rollout.is_truncated = PROMPT_TOO_LONG, True
     except LimitReachedError as reached:
         rollout.stop_condition, rollout.is_truncated = str(reached), rollout.is_truncated or reached.truncated

@@ -108,6 +108,7 @@ _TEXT_COMMAND = re.compile(r"\\(?:text|textrm|textbf|mathrm|mathbf|operatorname)
 _SPACE = r"(?:\\[,;:! ]|\\thinspace\b|\{\\[,;:!]\}|~|\s)"
 _PUNCTUATION = re.compile(rf"(?:{_SPACE}|[.,;:])++")
 _BOLD = re.compile(r"(\*{1,3}|__?)(?=\S)(?P<inner>.+)(?<=\S)\1")
+_FORMULA = re.compile(r"(?P<mark>\$\$?)(?P<inner>[^$]+)(?P=mark)")
 _ELLIPSIS = re.compile(r"\\[lcd]?dots[bcimo]?(?![A-Za-z])|\.{3}|…")
 _THOUSANDS = re.compile(rf"(?<![\d.,])(\d{{1,3}})((?:{_SPACE}+\d{{3}})+)(?!\d)")
 _QUANTITY = re.compile(r"(?P<value>.*?[\d)}])\s*(?P<unit>[A-Za-zµΩ°¢€£][A-Za-zµΩ°¢€£\d\s/^{}*·-]*)")
@@ -142,6 +143,9 @@ class Session:
             return _are_equal(expected, _parsed(response))
         if right[1].dimension != measured[1].dimension:
             return False
+        # Sets and equations cannot be converted.
+        if right[1].size == measured[1].size and _are_equal(expected, _parsed(response)):
+            return True
         return _are_equal(_converted(*right), _converted(*measured))
 
 
@@ -158,6 +162,8 @@ def _parsed(text: str) -> list[Any]:
 def _tidied(text: str) -> str:
     """Return an answer without punctuation at its end and without spaces between thousands."""
     text = re.sub(r"\\colon\b|\\mathbin\s*\{:\}", ":", text).strip()
+    formula = _FORMULA.fullmatch(text)
+    text = formula["inner"].strip() if formula else text
     text = text if text.endswith("..") else _without_end(text)
     bold = _BOLD.fullmatch(text)
     text = bold["inner"] if bold else text.removesuffix("**")

@@ -83,13 +83,15 @@ def make_client(
     from rove.clients.openai import OpenAIClient
 
     try:
-        return OpenAIClient(
+        client = OpenAIClient(
             base_url=base_url,
             api_key=_key(api_key_var),
             max_concurrent=max_concurrent,
             timeout=timeout,
             max_retries=max_retries,
         )
+        client.api_key_var = api_key_var  # errors name it
+        return client
     except MissingKeyError as error:
         # A misspelled folder or policy is taken for a model's name at OpenAI, which needs a key.
         scripted = ", ".join(SCRIPTED + name for name in sorted(env.policies if env else ()))

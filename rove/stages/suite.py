@@ -124,7 +124,8 @@ def check(evaluations: Sequence[Evaluation]) -> None:
         if not config.save:
             continue
         named = Path(config.run_dir).resolve() if config.run_dir is not None else None
-        key = named or (config.env, config.model, config.base_url, identity)
+        template = msgspec.json.encode([config.chat_template, config.template_args], order="sorted")
+        key = named or (config.env, config.model, config.base_url, template, identity)
         first = folders.setdefault(key, evaluation)
         if first is not evaluation:
             folder = f"the run folder {config.run_dir}" if named else "one run folder"

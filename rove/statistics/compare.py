@@ -507,7 +507,7 @@ def _notes(sides: tuple[_Side, _Side], names: tuple[str, str], paired: bool, onl
             f"excluded because the other run did not score them: {only[0]:,} of {names[0]}, {only[1]:,} of {names[1]}"
         )
     changed: list[str] = []
-    for name in sorted(a.functions & b.functions):
+    for name in sorted((a.functions & b.functions) - a.columns.varying_weights - b.columns.varying_weights):
         weight_a, weight_b = a.weights.get(name, 0.0), b.weights.get(name, 0.0)
         if weight_a != weight_b:
             changed.append(f"{name} {weight_a:g} → {weight_b:g}")

@@ -141,25 +141,27 @@ class Columns:
         """Key of an example → its index."""
         self.named: dict[str, Column] = {}
         self.weights: dict[str, float] = {}
+        self.varying_weights: set[str] = set()
+        """Functions that have several weights, in different environments of a group."""
         self.reward = Column()
+        self._highest_weights = 0.0
+        self._has_negative_weight = False
 
     @property
     def highest_reward(self) -> float | None:
         """The highest possible reward if the values of every reward function are shares, between 0 and 1; else None."""
-        top = 0.0
-        for name, weight in self.weights.items():
-            column = self.named.get(name)
-            if not weight or column is None:
-                continue
-            if weight < 0.0 or column.low < 0.0 or column.high > 1.0:
-                return None
-            top += weight
-        return top
+        if self._has_negative_weight:
+            return None
+        weighted = [name for name in self.named if self.weights.get(name) or name in self.varying_weights]
+        if any(self.named[name].low < 0.0 or self.named[name].high > 1.0 for name in weighted):
+            return None
+        return self._highest_weights if self.varying_weights else sum(self.weights[name] for name in weighted)
 
     def add(self, key: str, scores: Scores) -> int:
         """Add the scores of a rollout of the example `key` and return the example's index."""
         example = self.indices.setdefault(key, len(self.indices))
-        self.weights.update(scores.weights)
+        if scores.weights != self.weights:
+            self._add_weights(scores.weights)
         self.reward.add(example, scores.reward)
         for values in (scores.rewards, scores.metrics):
             for name, value in values.items():
@@ -168,6 +170,12 @@ class Columns:
                     column = self.named[name] = Column()
                 column.add(example, value)
         return example
+
+    def _add_weights(self, weights: Mapping[str, float]) -> None:
+        self.varying_weights |= {name for name, weight in weights.items() if self.weights.get(name, weight) != weight}
+        self.weights.update(weights)
+        self._highest_weights = max(self._highest_weights, math.fsum(weights.values()))
+        self._has_negative_weight = self._has_negative_weight or any(weight < 0 for weight in weights.values())
 
 
 class RoleUsage:

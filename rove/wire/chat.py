@@ -68,8 +68,8 @@ class _Completion(msgspec.Struct):
     usage: JsonValue = None
 
 
-def request_body(request: Request) -> JsonObject:
-    """Return the JSON body of a chat-completions request.
+def request_body(request: Request, reasoning: str = "reasoning_content") -> JsonObject:
+    """Return the JSON body of a chat-completions request; `reasoning` is the server's name of the field for reasoning.
 
     Fields that are None are left out of the body and of each message, but not of nested values, since null has a
     meaning inside a tool's schema. `sampling_params.extra` takes precedence. The length limit is sent as `max_tokens`,
@@ -79,7 +79,7 @@ def request_body(request: Request) -> JsonObject:
     sampling = request.sampling_params
     body: JsonObject = {
         "model": request.model or None,
-        "messages": [without_none(message) for message in request.messages],
+        "messages": [_sent(message, reasoning) for message in request.messages],
         "tools": request.tools or None,  # OpenAI refuses an empty list
         "tool_choice": _tool_choice(request),
         "chat_template_kwargs": request.chat_template_kwargs or None,
@@ -93,6 +93,13 @@ def request_body(request: Request) -> JsonObject:
         **sampling.extra,
     }
     return without_none(body)
+
+
+def _sent(message: JsonObject, reasoning: str) -> JsonObject:
+    sent = without_none(message)
+    if "reasoning_content" in sent:
+        sent[reasoning] = sent.pop("reasoning_content")
+    return sent
 
 
 def _tool_choice(request: Request) -> str | JsonObject | None:
@@ -124,11 +131,29 @@ def read_response(body: object) -> Response:
         body,
         text_of({"content": message.content}),
         Usage(count(completion.usage, "prompt_tokens"), count(completion.usage, "completion_tokens")),
-        choice.finish_reason or "stop",
+        _finish_reason(choice.finish_reason),
         tool_calls=tool_calls,
         reasoning_content=reasoning if is_text(reasoning) else None,
         refusal=message.refusal if is_text(message.refusal) else None,
     )
+
+
+def _finish_reason(reason: str | None) -> str:
+    """Return a finish reason by OpenAI's name for it."""
+    if reason is not None and reason.lower() in ("model_length", "max_tokens"):  # Mistral, Gemini
+        return "length"
+    return reason or "stop"
+
+
+def reasoning_field(body: object) -> str | None:
+    """Return the field in which a chat completion has reasoning; None without reasoning."""
+    try:
+        message = msgspec.convert(body, _Completion).choices[0].message
+    except msgspec.ValidationError:
+        return None
+    if is_text(message.reasoning_content):
+        return "reasoning_content"
+    return "reasoning" if is_text(message.reasoning) else None
 
 
 class _Body(TokenOptions):

@@ -194,6 +194,11 @@ def build_response(body: object, text: str, usage: Usage, finish_reason: str, **
             f"the answer is empty and ended with '{finish_reason}'; expected an answer that the model ended: check the "
             f"server's log. Given: {excerpt(body)}"
         )
+    if finish_reason in UNFINISHED:
+        raise InvalidModelResponseError(
+            f"the server broke the answer off ('{finish_reason}'); expected an answer that the model ended. "
+            f"Given: {excerpt(body)}"
+        )
     # Next to tool calls an empty text is null, as chat servers send and expect it; alone it must be a text.
     empty_text = None if "tool_calls" in message_fields else ""
     message = AssistantMessage(text or empty_text, **message_fields)

@@ -103,7 +103,8 @@ def test_build_response_accepts_an_empty_answer_that_the_model_ended():
         assert (response.message, response.finish_reason) == ({"role": "assistant", "content": ""}, reason)
     with pytest.raises(EmptyModelResponseError, match="ended with 'abort'.*{\"id\": 1}"):
         build_response({"id": 1}, "", Usage(), "abort", tool_calls=[])
-    assert build_response({}, "hi", Usage(), "abort").message.content == "hi"
+    with pytest.raises(InvalidModelResponseError, match="broke the answer off \\('error'\\)"):
+        build_response({}, "The answer is", Usage(), "error")  # retried: half an answer is not the model's
 
 
 @each_row(

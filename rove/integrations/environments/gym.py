@@ -25,6 +25,7 @@ from rove.core.ranges import FiniteFloat, PositiveInt
 from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, stop
 from rove.envs.multi_turn import MultiTurnEnv
+from rove.envs.tool import CLEANUP_GRACE_S
 from rove.integrations import require_library
 from rove.rubrics import Rubric
 from rove.rubrics.parser import visible_response
@@ -179,10 +180,16 @@ class GymEnv(MultiTurnEnv):
 
     @cleanup
     async def cleanup_env(self, state: State) -> None:
-        """Close the environment, once a step that is still running has ended."""
-        await asyncio.gather(*state.get("gym_calls", ()))
-        if state.get("gym_env") is not None:
-            _close(state["gym_env"])
+        """Close the environment once a running step has ended; a step that hangs is waited for in the background."""
+        running, env = state.get("gym_calls", ()), state.get("gym_env")
+        if running:
+            await asyncio.wait(running, timeout=CLEANUP_GRACE_S)
+        if env is None:
+            return
+        for call in running:  # a rollout runs one at a time
+            call.add_done_callback(lambda _: _close(env))
+        if not running:
+            _close(env)
 
     def episode_return(self, state: State) -> float:
         """Sum of the steps' rewards, scaled to `reward_range`."""
@@ -388,6 +395,7 @@ def read_action(text: str, names: Sequence[str]) -> int | None:
         return lowered.index(answer)
     if re.fullmatch(r"\d+", answer):
         return int(answer) if int(answer) < len(names) else None
-    alternatives = "|".join(map(re.escape, lowered))
+    # The longest first: a name may be a part of another, as in "turn" and "turn left".
+    alternatives = "|".join(map(re.escape, sorted(lowered, key=len, reverse=True)))
     mentions = re.findall(rf"\b({alternatives})\b", answer) if alternatives else []
     return lowered.index(mentions[-1]) if mentions else None

@@ -140,11 +140,18 @@ class Session:
             return False
         right, measured = _quantity(answer), _quantity(response)
         if right is None or measured is None:
+            if ("%" in answer) != ("%" in response):  # 50% is 50 and 0.5
+                numbers = (_parsed(text.replace("\\%", "").replace("%", "")) for text in (answer, response))
+                return _are_equal(expected, _parsed(response)) or _are_equal(*numbers)
             return _are_equal(expected, _parsed(response))
         if right[1].dimension != measured[1].dimension:
             return False
-        # Sets and equations cannot be converted.
-        if right[1].size == measured[1].size and _are_equal(expected, _parsed(response)):
+        if re.sub(_SPACE, "", answer) == re.sub(_SPACE, "", response):
+            return True
+        # Sets and equations cannot be converted. Of several quantities, math-verify reads only the first one, but all angles.
+        are_several = any(_quantity(part) for value, _ in (right, measured) for part in value.split(",")[:-1])
+        is_readable = not are_several or r"^\circ" in answer
+        if right[1].size == measured[1].size and is_readable and _are_equal(expected, _parsed(response)):
             return True
         return _are_equal(_converted(*right), _converted(*measured))
 

@@ -456,12 +456,16 @@ class Run(RunFiles):
         if progress is not None:
             sizes = {"rollouts.jsonl": progress.rollouts_bytes, "metrics.jsonl": progress.metrics_bytes}
         for name, size in sizes.items():
-            open_file = self._files.pop(name, None)
-            if open_file is not None:
-                open_file.close()
-            file = self.path / name
-            if file.exists() and file.stat().st_size > size:
-                os.truncate(file, size)
+            self.truncate(name, size)
+
+    def truncate(self, name: str, size: int) -> None:
+        """Delete what a file has beyond its first `size` bytes."""
+        open_file = self._files.pop(name, None)
+        if open_file is not None:
+            open_file.close()
+        file = self.path / name
+        if file.exists() and file.stat().st_size > size:
+            os.truncate(file, size)
 
 
 @contextmanager

@@ -271,7 +271,7 @@ class AsyncCollector(RolloutCollector):
             self.env,
             self.client,
             [[Job(example, planned.key, index, seed) for index in range(group_size)]],
-            sampling=self.config.sampling,
+            sampling=self.sampling,
             max_concurrent=group_size,
             keep=partial(self._on_rollout, group),
             for_training=True,

@@ -14,7 +14,7 @@ import msgspec
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, RunError
 from rove.core.plain import JsonObject
-from rove.core.protocols import Client
+from rove.core.protocols import Client, SamplingParams
 from rove.core.records import REWARD_ERRORS, RolloutRecord
 from rove.envs.environment import Environment
 from rove.rollouts.groups import run_groups
@@ -66,10 +66,16 @@ class RolloutCollector:
         self.examples: list[JsonObject] = env.get_dataset(rows_needed(config, env))
         if not self.examples:
             raise ConfigError(f"the dataset of environment '{env.env_id}' has no rows; there is nothing to train on")
+        # They end a response where the environment expects its end; other arguments would change the probabilities.
+        stops = {name: value for name, value in env.sampling_args.items() if name in ("stop", "stop_token_ids")}
+        self.sampling = msgspec.structs.replace(
+            SamplingParams.from_args(stops), temperature=config.temperature, max_tokens=config.max_tokens
+        )
         self.order = ExampleOrder(self.examples, config.curriculum, config.seed, config.steps, config.groups)
         self.difficulty = Difficulty(config.filter)
         self.difficulty.add(run.outcomes())
         self._prefetched: asyncio.Task[CollectedStep] | None = None
+        self._stored_bytes = 0
 
     @property
     def is_prefetching(self) -> bool:
@@ -78,6 +84,8 @@ class RolloutCollector:
 
     def prefetch(self, step: int) -> None:
         """Collect a step's rollouts in the background, for the next `take`."""
+        file = self.run.path / "rollouts.jsonl"
+        self._stored_bytes = file.stat().st_size if file.exists() else 0
         self._prefetched = asyncio.create_task(self.collect(step))
 
     async def take(self, step: int) -> CollectedStep:
@@ -139,7 +147,7 @@ class RolloutCollector:
             self.env,
             self.client,
             groups,
-            sampling=self.config.sampling,
+            sampling=self.sampling,
             max_concurrent=self.config.batch_size,
             step=step + 1,
             for_training=True,
@@ -158,6 +166,12 @@ class RolloutCollector:
     def state(self) -> JsonObject:
         """Return the state that a checkpoint needs in addition to the weights."""
         return {}
+
+    async def discard_prefetched(self) -> None:
+        """Cancel `prefetch`, and delete its rollouts."""
+        await self.close()
+        self._prefetched = None
+        self.run.truncate("rollouts.jsonl", self._stored_bytes)
 
     async def close(self) -> None:
         """Cancel the rollouts in progress."""

@@ -11,7 +11,6 @@ import msgspec
 from rove.core.checks import Settings
 from rove.core.errors import ConfigError, nearest
 from rove.core.plain import Arguments, JsonObject
-from rove.core.protocols import SamplingParams
 from rove.core.ranges import (
     CountOrAll,
     Device,
@@ -526,11 +525,6 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
     def environment_isolation(self) -> Isolation:
         """Where the run's environments run."""
         return Isolation.of(self.isolation, self.ray)
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """How training rollouts are sampled."""
-        return SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens)
 
     @property
     def aggregation(self) -> str:

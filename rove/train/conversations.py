@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -53,12 +54,15 @@ def conversations_of(record: RolloutRecord) -> list[Conversation]:
     external agent may add its own system prompt, rewrite messages, and hold several conversations.
     """
     steps = record.steps
+    # Repeated examples, and those of asynchronous training, have keys of their own, as in "key#2" or "key@5".
+    example_key = re.split("[#@]", record.example_key)[0]
     sampled = [step.completion[-1] for step in steps if step.completion]
     responses = [message for message in record.completion if message["role"] == "assistant"]
     # The model was shown exactly the conversation of the record, so one sequence has every response.
-    if not sampled or (steps[0].prompt == record.prompt and sampled == responses):
+    has_one_conversation = not sampled or (steps[0].prompt == record.prompt and sampled == responses)
+    if has_one_conversation and all(step.tools is None for step in steps):
         messages = [*record.prompt, *record.completion]
-        return [Conversation(messages, record.tools, None, record.example_key, len(record.prompt))]
+        return [Conversation(messages, record.tools, None, example_key, len(record.prompt))]
     chains: list[list[TrajectoryStep]] = []
     for step in steps:
         chain = next((chain for chain in chains if _continues(step, chain[-1])), None)
@@ -71,7 +75,7 @@ def conversations_of(record: RolloutRecord) -> list[Conversation]:
             [*chain[-1].prompt, *chain[-1].completion],
             record.tools if chain[-1].tools is None else chain[-1].tools or None,
             frozenset(len(step.prompt) for step in chain),
-            record.example_key,
+            example_key,
             prompt_length=0,
         )
         for chain in chains

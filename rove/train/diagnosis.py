@@ -181,8 +181,9 @@ def is_on_plateau(history: History, task: Task) -> bool:
 
 def during_sft(history: History, task: Task) -> list[Finding]:
     """Return the causes of stuck SFT that the loss and the teacher's rollouts show."""
-    # The loss of a single batch varies too much.
-    loss = statistics.fmean(row["loss"] for row in history[-5:])
+    # The loss of a single batch varies too much. A skipped step has none.
+    losses = [row["loss"] for row in history if "loss" in row][-5:]
+    loss = statistics.fmean(losses) if losses else 0.0
     if task.token_entropy is not None and loss > UNLEARNED_SHARE * task.token_entropy:
         text = f"the loss is {loss:.2f} nats; a model that knows only how frequent each token is has {task.token_entropy:.2f}"
         return [_learning_rate(text)]

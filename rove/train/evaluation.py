@@ -67,7 +67,7 @@ def best_of(history: Sequence[Mapping[str, float]], goal: Goal) -> Best | None:
     best: Best | None = None
     shortest = math.inf
     for row in history:
-        value = row.get(goal.metric) if goal.metric is not None else None
+        value = _measured(row, goal.metric)
         if value is None:
             continue
         length = row.get(goal.length_metric or "", math.inf)
@@ -125,14 +125,21 @@ def seconds_of_step(row: Mapping[str, float]) -> float:
     return sum(row.get(name, 0.0) for name in (*parts, "time/evaluation"))
 
 
+def _measured(row: Mapping[str, float], metric: str | None) -> float | None:
+    """Return the value of a metric; None if it is not in the row or not finite, which files store as null."""
+    value = None if metric is None else row.get(metric)
+    return value if value is not None and math.isfinite(value) else None
+
+
 def _last_fall(history: Sequence[Mapping[str, float]]) -> int:
     """Return the last step at which the validation loss fell below its earlier minimum by `MIN_LOSS_FALL`; 0 if the loss is not
     measured. The loss falls before the reward rises, so a lower loss is progress, too.
     """
     lowest, step = math.inf, 0
     for row in history:
-        if row.get(VALIDATION_LOSS, math.inf) < lowest * (1 - MIN_LOSS_FALL):
-            lowest, step = row[VALIDATION_LOSS], int(row["step"])
+        loss = _measured(row, VALIDATION_LOSS)
+        if loss is not None and loss < lowest * (1 - MIN_LOSS_FALL):
+            lowest, step = loss, int(row["step"])
     return step
 
 
@@ -146,10 +153,10 @@ def count_falls(history: Sequence[Mapping[str, float]], goal: Goal) -> int:
     """
     best, best_low, count = -math.inf, -math.inf, 0
     for row in history:
-        if goal.metric is None or goal.metric not in row:
+        value = _measured(row, goal.metric)
+        if value is None:
             continue
-        value = row[goal.metric]
-        low, high = interval_of(row, goal.metric)
+        low, high = interval_of(row, str(goal.metric))
         if value > best:
             best, best_low = value, low
         elif best - value >= MIN_FALL * abs(best) and high < best_low:
@@ -238,6 +245,11 @@ class HeldOutEvaluations:
             metrics |= await self.measure(step, not_due)
             metrics["time/evaluation"] += seconds
         return metrics
+
+    def release(self) -> None:
+        """Free the memory of sampling."""
+        if self.client is not None:
+            self.client.engine.release()
 
     async def _rollouts(self, step: int, config: EvaluationConfig) -> dict[str, float]:
         assert self.client is not None

@@ -30,7 +30,7 @@ from rove.train.config import TrainingConfig
 from rove.train.losses import Loss
 from rove.train.sequences import TrainingSequence
 from rove.train.sharding import gather_weights, scatter_weights
-from rove.train.trainer import frozen_logprobs, make_trainer, shard_copy
+from rove.train.trainer import TrainingError, frozen_logprobs, make_trainer, shard_copy
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
 
@@ -220,7 +220,13 @@ class Learner:
         with adapter_dropout(model, derive_seed(self.config.seed, "dropout", step)):
             for iteration in range(objective.num_iterations):
                 on_batch = stats.add if stats.chosen and iteration == 0 else None
-                measured.append(self.trainer.step(batches, objective.loss, divisor, entropy_bonus, lr_scale, on_batch))
+                try:
+                    metrics = self.trainer.step(batches, objective.loss, divisor, entropy_bonus, lr_scale, on_batch)
+                except TrainingError:
+                    if not measured:
+                        raise
+                    break  # earlier iterations have changed the weights, so the step is not skipped
+                measured.append(metrics)
         # Each process has measured the sequences of its own batches.
         stats.records = self.ranks.all_gather(stats.records)
         self.token_stats = stats.rollouts()

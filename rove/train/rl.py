@@ -89,6 +89,8 @@ async def train_rl(
             collected, metrics = await loop.step(step, history, backoff**falls)
             step += 1
             row = {"step": step, **metrics}
+            if stop_reason([*history, row], goal) is not None:
+                await loop.discard_prefetched(step)
             row |= await loop.evaluations.after_step(row, history, step == config.steps, goal)
             history.append(row)
             if goal.metric in row:
@@ -235,6 +237,13 @@ class _Loop:
             self.group.call_all(Learner.update_reference)
         seconds = time.perf_counter() - started  # sampling may overlap training
         return collected, {**collected.metrics, **trained, **self.backend.metrics, "time/step": seconds}
+
+    async def discard_prefetched(self, step: int) -> None:
+        """Discard the rollouts of the next step, and give the newest weights to the sampling backend."""
+        assert self.collector is not None
+        if self.collector.is_prefetching:
+            await self.collector.discard_prefetched()
+            self.publish(step)
 
     def _note_overlong_prompts(self, step: int, records: Sequence[RolloutRecord]) -> None:
         """Warn once about rollouts whose prompt did not fit the context: their rewards do not measure the model's responses."""

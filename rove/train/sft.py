@@ -105,6 +105,7 @@ def train_sft(
                 group.call_all(Learner.gather)
             if config.evaluation:
                 row |= asyncio.run(evaluations.after_step(row, history, is_last, goal))
+                evaluations.release()  # training needs the memory
             history.append(row)
             if goal.metric in row:
                 keep_best(run, loaded, history, goal)

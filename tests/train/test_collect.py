@@ -13,8 +13,9 @@ from tiers import first_quick
 import rove as vf
 from rove.core.errors import ConfigError, RunError
 from rove.core.records import REWARD_ERRORS, RolloutRecord, Scores
+from rove.runs.run import Run
 from rove.server.proxy import Access
-from rove.train.collect import check_rewards, rollout_metrics
+from rove.train.collect import RolloutCollector, check_rewards, rollout_metrics
 from tests.train.test_rl import Killed, letters, metrics_of, rollouts_of, settings, train, weights_of
 
 LEVELS = [3, 1, 2, 0] * 4
@@ -262,3 +263,13 @@ def test_metrics_are_averaged_over_the_rollouts_that_have_them() -> None:
     metrics = rollout_metrics([b, a])
     assert (metrics["reward/win"], metrics["reward/form"]) == (1.0, 0.25)
     assert (metrics["metrics/turns"], metrics["metrics/length"]) == (3.0, 7.0)
+
+
+def test_the_environments_stops_end_training_responses(tmp_path: Path):
+    env = Moody()
+    env.sampling_args = {"stop": ["X"], "top_p": 0.5, "max_tokens": 99}
+    config = settings()
+    with Run(tmp_path) as run:
+        run.start("rl", {}, {})
+        sampling = RolloutCollector(config, env, vf.ScriptedClient(lambda messages, state, rng: "X"), run).sampling
+    assert (sampling.stop, sampling.max_tokens, sampling.top_p) == (["X"], 4, vf.SamplingParams().top_p)

@@ -219,10 +219,18 @@ def test_training_stops_when_evaluations_no_longer_improve(tmp_path: Path, envs:
     assert weights_of(tmp_path) == weights
 
 
-def test_training_stops_at_the_time_limit_and_evaluates(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("off_policy", [0, 1, 2])
+def test_training_stops_at_the_time_limit_and_evaluates(
+    tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch, off_policy: int
+):
+    """Rollouts that have been collected ahead are discarded, and the newest weights are evaluated."""
     patch_rewards(monkeypatch, {1: 0.1})
-    train(tmp_path, with_evaluations(envs, table(every=99), keep_best=REWARD, max_minutes=1e-6), two_turns())
+    limits = {"keep_best": REWARD, "max_minutes": 1e-6, "max_off_policy_steps": off_policy, "checkpoint_every": 99}
+    config = with_evaluations(envs, table(every=99), **limits)
+    train(tmp_path, config, two_turns())
     assert metric_by_step(tmp_path, REWARD) == {1: 0.1}
+    if off_policy < 2:
+        assert len(list(Run(tmp_path).rollouts())) == config.batch_size
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["steps"], summary["best"]["step"]) == (1, 1)
     assert "max_minutes is 1e-06" in summary["stopped"]
@@ -497,6 +505,16 @@ def test_count_falls_counts_significant_drops():
     assert count(0.5, 0.4, half_width=0.06) == 0  # the intervals overlap
     assert count(-0.5, -0.6) == 1
     assert count_falls(rows(0.5, 0.1), Goal()) == 0
+
+
+@pytest.mark.parametrize("value", [math.nan, None])
+def test_a_loss_that_is_not_finite_is_not_the_best(value: Any):
+    """Files store it as null."""
+    rows = [{"step": float(step), "validation_loss": loss} for step, loss in enumerate((1.0, 0.9, value), start=1)]
+    goal = Goal("validation_loss", patience=9)
+    best = best_of(rows, goal)
+    assert best is not None and (best.step, best.value) == (2, 0.9)
+    assert stop_reason(rows, goal) is None
 
 
 def test_stop_reason_counts_the_seconds_of_all_steps():

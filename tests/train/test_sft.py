@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from fakes import record_of, tiny_model
@@ -282,6 +283,18 @@ def test_a_rollout_with_alternating_turns_is_one_conversation():
     assert conversations_of(rollout) == [
         Conversation([UserMessage("a"), *completion], [{"type": "function"}], None, "a", 1)
     ]
+
+
+@pytest.mark.parametrize("key", ["a", "a#2", "a@5"])
+def test_repeated_and_asynchronous_rollouts_of_an_example_have_its_key(key: str):
+    rollout = msgspec.structs.replace(record("a", "1"), example_key=key)
+    assert [conversation.example_key for conversation in conversations_of(rollout)] == ["a"]
+
+
+def test_a_conversation_whose_tools_changed_has_those_of_its_last_request():
+    first = step([UserMessage("a")], "1", tools=[])
+    rollout = record_of(prompt=first.prompt, completion=first.completion, steps=[first], tools=[{"type": "function"}])
+    assert [conversation.tools for conversation in conversations_of(rollout)] == [None]
 
 
 def test_an_agents_conversations_are_trained_as_the_model_saw_them():

@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from api_endpoint import ApiEndpoint, text_completion
@@ -308,6 +309,14 @@ async def test_the_api_key_is_masked_in_errors():
         Answer(400, "Your input exceeds the context window of this model."),
         Answer(400, {"error": {"type": "exceed_context_size_error"}}),
         Answer(413, {"error": {"code": "prompt_too_long"}}),
+        Answer(
+            400, "input length and `max_tokens` exceed context limit: 178959 + 64000 > 200000, decrease input length"
+        ),
+        Answer(422, "Input validation error: `inputs` must have less than 1024 tokens. Given: 2000"),
+        Answer(
+            422,
+            "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4000 `inputs` tokens and 512 `max_new_tokens`",
+        ),
     ],
 )
 async def test_a_prompt_that_is_too_long_raises_overlong_prompt_error(fault: Fault):
@@ -315,6 +324,38 @@ async def test_a_prompt_that_is_too_long_raises_overlong_prompt_error(fault: Fau
         with pytest.raises(OverlongPromptError, match="HTTP 4"):
             await get_response(server)
         assert server.requests == 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "'max_tokens' or 'max_completion_tokens' is too large: 32768. This model's maximum context length is 32768 tokens and "
+        "your request has 23 input tokens (32768 > 32768 - 23).",
+        "This model's maximum context length is 8192 tokens. However, you requested 8228 tokens (36 in the messages, 8192 in the "
+        "completion). Please reduce the length of the messages or completion.",
+        "input length and `max_tokens` exceed context limit: 959 + 200000 > 200000, decrease input length or `max_tokens`",
+        "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 40 `inputs` tokens and 4096 `max_new_tokens`",
+    ],
+)
+async def test_a_length_that_fills_the_context_is_a_mistake_of_the_settings(message: str):
+    async with FaultEndpoint(Answer(400, message)) as server:
+        with pytest.raises(ModelError, match=r"of the context's \d+ tokens: lower max_tokens") as caught:
+            await get_response(server)
+    assert not isinstance(caught.value, OverlongPromptError)
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+async def test_reasoning_goes_back_under_the_name_that_the_server_uses(name: str):
+    message = {"role": "assistant", "content": "4", name: "2 + 2"}
+    async with FaultEndpoint(Answer(200, {"choices": [{"message": message, "finish_reason": "stop"}]})) as server:
+        client = OpenAIClient(server.base_url)
+        first = await client.respond(make_request())
+        request = make_request()
+        messages = [*request.messages, first.message, UserMessage("sure?")]
+        await client.respond(msgspec.structs.replace(request, messages=messages))
+        await client.close()
+    assert first.message.reasoning_content == "2 + 2"
+    assert server.bodies[1]["messages"][-2] == message
 
 
 @pytest.mark.parametrize(

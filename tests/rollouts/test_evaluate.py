@@ -381,6 +381,17 @@ def test_a_budget_stops_new_rollouts_and_includes_earlier_costs(tmp_path):
     assert Run(tmp_path / "run").summary()["cost"]["total"] == 10.0
 
 
+def test_a_spent_budget_does_not_hide_what_is_finished(tmp_path):
+    """A failed rollout is still to be repeated, but there is no money for it."""
+    options = {"price": Price(input=0.0, output=1e6), "max_concurrent": 1, "run": tmp_path / "run", "budget": 4}
+    env = Quiz(10)
+    env.rubric = vf.Rubric([lambda example_id: 1.0 if example_id != 1 else 1 / 0])
+    first = asyncio.run(vf.evaluate(env, client_with_usage(1), **options))
+    assert (first.rollouts, first.scored, first.not_run) == (4, 3, 6)
+    second = asyncio.run(vf.evaluate(env, client_with_usage(1), **options))
+    assert (second.scored, second.not_run) == (3, 7)  # the failed one counts as not run
+
+
 @pytest.mark.parametrize("options", [{"budget": 1.0}, {"limits": {"max_cost": 1.0}}])
 def test_cost_limits_require_a_price(options):
     with pytest.raises(vf.ConfigError, match="needs a price"):

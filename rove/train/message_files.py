@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, NoReturn, TypeGuard, cast
 
 from rove.core.errors import ConfigError, nearest, short_repr
 from rove.core.messages import ROLES, text_of
@@ -42,7 +42,7 @@ def read_rows(path: Path) -> Iterator[Row]:
     if not path.is_file():
         raise ConfigError(f"no file '{path}'; --data takes a run folder or a file that ends in {', '.join(SUFFIXES)}")
     if path.suffix.lower() == ".parquet":
-        return ((f"{path}, row {number}", row) for number, row in enumerate(read_parquet(path), start=1))
+        return ((f"{path}, row {number}", arrow_row(row)) for number, row in enumerate(read_parquet(path), start=1))
     if path.suffix.lower() == ".json" and _starts_with_bracket(path):
         return _json_array(path)
     return _json_lines(path)
@@ -51,6 +51,25 @@ def read_rows(path: Path) -> Iterator[Row]:
 def _starts_with_bracket(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+
+
+ARROW_COLUMNS = ("messages", "conversations", "prompt", "completion", "tools", "chat_template_kwargs")
+
+
+def arrow_row(row: Mapping[str, Any]) -> JsonObject:
+    """Return a row of a Parquet file or of a `datasets.Dataset` without null in its messages and tools.
+
+    Arrow gives all objects of a column the same keys: a call of `search(query)` would get the arguments of every other tool.
+    """
+    return {name: _without_nulls(value) if name in ARROW_COLUMNS else value for name, value in row.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    if is_mapping(value):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    if isinstance(value, (list, tuple)):
+        return [_without_nulls(item) for item in cast("Sequence[Any]", value)]
+    return value
 
 
 def _json_array(path: Path) -> Iterator[Row]:

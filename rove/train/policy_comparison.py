@@ -9,6 +9,7 @@ from itertools import groupby, islice
 import msgspec
 
 from rove.core.errors import RunError
+from rove.core.messages import text_of
 from rove.core.protocols import Client
 from rove.core.records import ErrorInfo, Outcome, RolloutRecord
 from rove.envs.environment import Environment
@@ -17,6 +18,7 @@ from rove.rollouts.evaluate import evaluate
 from rove.statistics import Estimate, EvaluationResult
 from rove.train.callbacks import OnProgress, ignore
 from rove.train.conversations import Conversation
+from rove.train.sequences import sequence_from_text
 
 FORMAT_LEARNED = 0.9
 """A model has learned the format if the mean of its format functions is at least this value."""
@@ -179,8 +181,13 @@ def longest_response(renderer: Renderer, items: Iterable[RolloutRecord | Convers
     """Return the number of tokens in the longest response, including tool calls and the end of the turn."""
     longest = 0
     for item in items:
-        messages = item.messages if isinstance(item, Conversation) else [*item.prompt, *item.completion]
-        for _, mask in renderer.training_branches(messages, item.tools):
+        if isinstance(item, Conversation) and item.is_text:
+            prompt, completion = map(text_of, item.messages)
+            masks = [sequence_from_text(renderer, prompt, completion).mask]
+        else:
+            messages = item.messages if isinstance(item, Conversation) else [*item.prompt, *item.completion]
+            masks = [mask for _, mask in renderer.training_branches(messages, item.tools)]
+        for mask in masks:
             for is_sampled, run in groupby(mask):
                 if is_sampled:
                     longest = max(longest, sum(1 for _ in run))

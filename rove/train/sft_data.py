@@ -23,7 +23,14 @@ from rove.runs.run import Run
 from rove.train.callbacks import OnProgress, counted, ignore
 from rove.train.config import SFTConfig
 from rove.train.conversations import Conversation, conversations_of
-from rove.train.message_files import SUFFIXES, Row, conversation_from_row, is_message_file, read_rows
+from rove.train.message_files import (
+    SUFFIXES,
+    Row,
+    arrow_row,
+    conversation_from_row,
+    is_message_file,
+    read_rows,
+)
 from rove.train.sequences import TrainingSequence, sequence_from_text, sequences_from_messages
 
 SFTSource = str | Path | Run | Iterable[Any]
@@ -114,11 +121,12 @@ class SFTData:
             yield from read_rows(Path(self._source))
         else:
             assert not isinstance(self._source, Run)
+            is_arrow = hasattr(self._source, "features")  # a `datasets.Dataset`
             for number, value in enumerate(self._source, start=1):
                 if isinstance(value, RolloutRecord):
                     yield value
                 else:
-                    yield f"row {number}", value
+                    yield f"row {number}", arrow_row(value) if is_arrow and is_mapping(value) else value
 
     def _reason_to_drop(self, value: RolloutRecord | Row) -> str | None:
         min_reward = self._config.min_reward

@@ -12,7 +12,7 @@ from tiers import each_row
 from rove.core.errors import ConfigError
 from rove.train import message_files
 from rove.train.conversations import Conversation
-from rove.train.message_files import conversation_from_row, is_message_file, read_rows
+from rove.train.message_files import arrow_row, conversation_from_row, is_message_file, read_rows
 
 ASKED = {"role": "user", "content": "2 + 3"}
 SAID = {"role": "assistant", "content": "5"}
@@ -202,3 +202,19 @@ def test_other_files_are_refused(tmp_path: Path):
 def test_half_of_a_surrogate_pair_in_json_text_is_refused():
     with pytest.raises(ConfigError, match="half of a surrogate pair"):
         conversation_from_row("row 1", {"messages": json.dumps([ASKED, {**SAID, "content": "\ud800"}])})
+
+
+def test_keys_that_arrow_adds_to_calls_and_tools_are_left_out():
+    """All objects of an Arrow column have the same keys; what a row lacks is null."""
+    call = {"function": {"name": "search", "arguments": {"query": "cats", "city": None}}}
+    schema = {"type": "object", "properties": {"query": {"type": "string"}, "city": None}}
+    row = {
+        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call]}],
+        "tools": [{"type": "function", "function": {"name": "search", "parameters": schema}}],
+        "chat_template_kwargs": {"enable_thinking": None},
+        "info": {"kept": None},
+    }
+    conversation = conversation_from_row("row 1", arrow_row(row))
+    assert "city" not in str(conversation.messages) + str(conversation.tools)
+    assert not conversation.template_kwargs
+    assert arrow_row(row)["info"] == {"kept": None}

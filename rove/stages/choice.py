@@ -256,11 +256,6 @@ def _examples(rollouts: int, evidence: Evidence) -> int:
     return math.ceil(rollouts / evidence.members)
 
 
-def _is_fixed(evidence: Evidence) -> bool:
-    """Return whether the environment has a certain number of rows, whatever number is requested."""
-    return evidence.examples is not None and "num_examples" not in evidence.arguments
-
-
 def _limit(evidence: Evidence) -> str:
     if not evidence.limit:
         return ""
@@ -433,8 +428,8 @@ def _rl_section(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled
         "mixed_precision": True,
         "bf16_sampling": True,
         "env_args": _with_examples(env_args, evidence, steps * groups),
-        # A fixed dataset may be sorted: by difficulty, by class, or by its parts.
-        **({"curriculum": {"shuffle": True}} if _is_fixed(evidence) else {}),
+        # Rows may be sorted: by difficulty, by class, or by the environments of a group.
+        **({"curriculum": {"shuffle": True}} if evidence.examples is not None else {}),
         **({"lora": scale.lora} if scale.lora else {}),
         "evaluation": [{**sampled, "every": 10}],
     }

@@ -368,6 +368,15 @@ async def test_a_rollout_that_is_rate_limited_until_its_timeout_gets_no_score(an
     assert len(record.steps) == answers
 
 
+async def test_a_slow_setup_is_not_taken_for_a_slow_endpoint():
+    class Slow(Talk):
+        async def setup_state(self, state: vf.State, **kwargs: object) -> None:
+            await asyncio.sleep(30)
+
+    [record] = await vf.generate(Slow(turns=1), says("hello"), limits={"timeout_seconds": 0.1})
+    assert record.error is not None and "0.1 s passed in setup_state" in record.error.message
+
+
 def test_a_budget_stops_new_rollouts_and_includes_earlier_costs(tmp_path):
     options = {"price": Price(input=0.0, output=1e6), "max_concurrent": 1, "run": tmp_path / "run"}
     env = Quiz(10)

@@ -136,7 +136,7 @@ class Replies(NamedTuple):
     truncated: float
     """Share of the rollouts."""
     trailing: float
-    """Share of the replies with a closing tag in which text follows the last one."""
+    """Share of the replies with text after their last closing tag."""
 
 
 def replies(folder: Path, row: str, condition: str) -> Replies:
@@ -148,7 +148,7 @@ def replies(folder: Path, row: str, condition: str) -> Replies:
     texts = [str(message.content) for message in messages if message.role == "assistant"]
     parts = [re.split(r"</\w+>", text) for text in texts]
     endings = [pieces[-1] for pieces in parts if len(pieces) > 1]
-    trailing = sum(bool(ending.strip()) for ending in endings) / max(1, len(endings))
+    trailing = sum(bool(ending.strip()) for ending in endings) / max(1, len(texts))
     return Replies(found["tokens_per_rollout"]["completion"], found["truncation_share"], trailing)
 
 

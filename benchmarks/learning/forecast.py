@@ -81,10 +81,10 @@ def main() -> None:
             continue
         cells: list[str] = []
         shares: list[float] = []
-        for found in (small, large):
-            weakest, best = found["weakest"].mean, found["best"].mean
-            shares.append((found["RL"].mean - weakest) / (best - weakest))
-            cells += [str(found["SFT"]), str(found["RL"]), f"{shares[-1]:.2f}", f"{found['cpu']:.1f}"]
+        for result in (small, large):
+            weakest, best = result["weakest"].mean, result["best"].mean
+            shares.append((result["RL"].mean - weakest) / (best - weakest))
+            cells += [str(result["SFT"]), str(result["RL"]), f"{shares[-1]:.2f}", f"{result['cpu']:.1f}"]
         pairs.append((shares[0], shares[1]))
         table.add_row(env, *cells)
     console.print(table)

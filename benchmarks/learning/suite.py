@@ -142,14 +142,14 @@ class Replies(NamedTuple):
 def replies(folder: Path, row: str, condition: str) -> Replies:
     """Return the lengths and endings of the replies in a row of the results table."""
     name = "".join(c if c.isalnum() else "-" for c in f"{row}-{condition}").strip("-")
-    result = next(one for one in json.loads((folder / "results.json").read_text()) if one["name"] == row)
-    found = result["conditions"][condition]
+    rows = json.loads((folder / "results.json").read_text())
+    [summary] = [result["conditions"][condition] for result in rows if result["name"] == row]
     messages = [message for record in Run(folder / "eval" / name).rollouts() for message in record.completion]
     texts = [str(message.content) for message in messages if message.role == "assistant"]
     parts = [re.split(r"</\w+>", text) for text in texts]
     endings = [pieces[-1] for pieces in parts if len(pieces) > 1]
     trailing = sum(bool(ending.strip()) for ending in endings) / max(1, len(texts))
-    return Replies(found["tokens_per_rollout"]["completion"], found["truncation_share"], trailing)
+    return Replies(summary["tokens_per_rollout"]["completion"], summary["truncation_share"], trailing)
 
 
 def replies_table(envs: list[str], seeds: list[int]) -> Table:
@@ -160,7 +160,7 @@ def replies_table(envs: list[str], seeds: list[int]) -> Table:
             folder = RUNS / f"{env}-{seed}"
             if not is_complete(folder):
                 continue
-            names = [one["name"] for one in json.loads((folder / "results.json").read_text())]
+            names = [result["name"] for result in json.loads((folder / "results.json").read_text())]
             models = ["+ SFT" if "+ SFT" in names else "base", names[-1]]
             pairs = [[replies(folder, row, condition) for condition in ("sampled", "greedy")] for row in models]
             cells = [[f"{sampled.tokens:.1f} ({greedy.tokens:.1f})" for sampled, greedy in pairs]]

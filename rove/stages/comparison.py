@@ -65,7 +65,9 @@ class ComparedRun(NamedTuple):
         planned = self.config.get("rollouts_per_example")
         if self.settings["kind"] != "eval" or not isinstance(planned, int):
             return f"{len(self.outcomes):,} scored rollouts"
-        unscored = f" ({self.unscored:,} not scored)" if self.unscored else ""
+        # Some have no score, and some may not have run.
+        missing = max(self.unscored, examples * planned - len(self.outcomes))
+        unscored = f" ({missing:,} not scored)" if missing else ""
         return f"{counted(examples, 'example')}, {counted(planned, 'rollout')} per example{unscored}"
 
 

@@ -377,19 +377,19 @@ def _scored(records: Mapping[str, Sequence[RolloutRecord]]) -> dict[str, list[Ro
     return scored
 
 
-def count_up_to(env: Environment, most: int, train: bool = False) -> int | None:
-    """Return the number of examples; None if a generator makes them and there are more than `most`."""
+def count_up_to(env: Environment, limit: int, train: bool = False) -> int | None:
+    """Return the number of examples; None if a generator makes them and there are more than `limit`."""
     known = env.count_examples(train=train)
     if known is not None:
         return known
-    count = env.count_examples(most + 1, train=train)
-    return None if count is None or count > most else count
+    count = env.count_examples(limit + 1, train=train)
+    return None if count is None or count > limit else count
 
 
 async def _untrained_turns(env: Environment, policy_records: Sequence[RolloutRecord]) -> int:
     """Return the maximum number of responses in a rollout of a policy that does not know the format."""
     # A game may wait for a legal move forever. What matters is whether such rollouts are much longer.
-    most = UNTRAINED_FACTOR * max([1, *(len(record.steps) for record in policy_records)])
+    max_turns = UNTRAINED_FACTOR * max([1, *(len(record.steps) for record in policy_records)])
     client = ScriptedClient(lambda messages, state, rng: "?", "untrained")
     records = await generate(
         env,
@@ -397,7 +397,7 @@ async def _untrained_turns(env: Environment, policy_records: Sequence[RolloutRec
         num_examples=UNTRAINED_EXAMPLES,
         rollouts_per_example=1,
         train=True,
-        limits=Limits(max_turns=most),
+        limits=Limits(max_turns=max_turns),
     )
     return max([1, *(len(record.steps) for record in records)])
 

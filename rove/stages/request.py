@@ -15,7 +15,7 @@ from rove.envs.libraries import find_library
 from rove.envs.loading import environment_version
 from rove.envs.question_files import is_question_file
 from rove.runs.provenance import SEAL
-from rove.runs.train_folder import RECIPE
+from rove.runs.train_folder import LOCK, RECIPE
 from rove.stages.naming import file_name
 
 REQUEST, EVIDENCE, ESTIMATE = "request.json", "evidence.json", "estimate.json"
@@ -107,7 +107,7 @@ def check_request(request: TrainRequest, folder: Path) -> None:
 def is_outdated(request: TrainRequest, folder: Path) -> bool:
     """Return whether a folder has only an unedited recipe that was made before the environment's code changed."""
     names = {path.name for path in folder.iterdir()}
-    if not names <= {RECIPE, SEAL.format(RECIPE), REQUEST, EVIDENCE, ESTIMATE} or REQUEST not in names:
+    if not names <= {RECIPE, SEAL.format(RECIPE), REQUEST, EVIDENCE, ESTIMATE, LOCK} or REQUEST not in names:
         return False
     # Settings that a user has edited, or stages that have run, must not be lost.
     recorded = msgspec.json.decode((folder / REQUEST).read_bytes())

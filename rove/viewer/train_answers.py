@@ -94,13 +94,14 @@ class TrainAnswers(NamedTuple):
             ]
         # The condition of the kept reward comes first, and decides.
         conditions = [self.kept.condition, *(name for name in row.conditions if name != self.kept.condition)]
-        found = [(condition, self.results.difference(base, row, condition)) for condition in conditions]
-        differences = [(condition, main) for condition, main in found if main is not None]
-        if not differences or found[0][1] is None:
+        main_difference = self.results.difference(base, row, self.kept.condition)
+        compared = [(condition, self.results.difference(base, row, condition)) for condition in conditions]
+        differences = [(condition, main) for condition, main in compared if main is not None]
+        if main_difference is None:
             return [
                 f"The reward {phase(row)} is {decimals(self.kept.reward['mean'])}; it cannot be compared with base."
             ]
-        direction = differences[0][1]["direction"]
+        direction = main_difference["direction"]
         changes = [f"{_from_to(main)}{_in_brackets(condition)}" for condition, main in differences]
         for position, (_, main) in enumerate(differences):
             if main["direction"] != direction:

@@ -123,7 +123,6 @@ def test_doctor_accepts_the_flags_of_rl(rove: Rove, model: Path):
     comparison_statuses = statuses(done.out)
     assert {name for name, status in comparison_statuses.items() if status == "medium"} == {
         "batch",
-        "num_groups",
         "sampling",
         "learning_rate",
     }

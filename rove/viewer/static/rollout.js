@@ -44,9 +44,9 @@ function head(about, found, params, tab) {
 async function turn(params, by) {
   const at = params.has("at") ? Number(params.get("at")) + by : null;
   const line = Number(params.get("line")), order = ["sort", "order"].filter((name) => params.get(name)).map((name) => [name, params.get(name)]);
-  const beside = by > 0 ? [["from.line", line + 1]] : [["to.line", line], ["sort", "line"], ["order", "down"]];
-  const place = at === null ? beside : [...filters(params), ...order, ["offset", at]];
-  const { rows } = at < 0 ? { rows: [] } : await ask("rollouts", new URLSearchParams([["run", params.get("run")], ...place, ["limit", 1]]));
+  const neighbor = by > 0 ? [["from.line", line + 1]] : [["to.line", line], ["sort", "line"], ["order", "down"]];
+  const selection = at === null ? neighbor : [...filters(params), ...order, ["offset", at]];
+  const { rows } = at < 0 ? { rows: [] } : await ask("rollouts", new URLSearchParams([["run", params.get("run")], ...selection, ["limit", 1]]));
   if (!rows.length) return say(`this is the ${by < 0 ? "first" : "last"} rollout`);
   location.hash = address("rollout", changed(params, { line: rows[0].line, at }));
 }

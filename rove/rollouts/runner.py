@@ -363,7 +363,9 @@ async def run_with_limits(timeout_seconds: float | None, state: State, run: Call
             problem = f"no answer within the rollout's time limit of {timeout_seconds:g} s"
             running = phase_of(error.__cause__ or error)
             if not unanswered and running not in ("model", "rollout"):  # the endpoint was not even asked
-                problem = f"the rollout's time limit of {timeout_seconds:g} s passed in {running}, before the first answer"
+                problem = (
+                    f"the rollout's time limit of {timeout_seconds:g} s passed in {running}, before the first answer"
+                )
             if unanswered:
                 problem += f": {unanswered[-1]}"
             raise InfraError(problem, unanswered or ()) from error

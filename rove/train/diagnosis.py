@@ -198,6 +198,8 @@ def after_sft(
     Args:
         classes: Losses by token class.
     """
+    if target is not None and max(_sampled_rewards(history), default=-math.inf) >= target:
+        return []  # perhaps at the second measurement, which is too early for `has_learned`
     unsure = [token_class for token_class in classes if not token_class.is_format]
     fixed = [token_class for token_class in classes if token_class.is_format]
     # Tokens that never vary are learned in the first steps, unless the learning rate is wrong.
@@ -252,11 +254,9 @@ def _unfinished(history: History, unsure: Sequence[TokenClass], task: Task) -> l
 
 
 def _below_target(history: History, unsure: Sequence[TokenClass], task: Task, target: float | None) -> list[Finding]:
-    """Return the reasons why the reward stopped rising below the target of SFT; [] if it was still rising or reached the
-    target.
-    """
+    """Return the reasons why the reward stopped rising below the target of SFT; [] if it was still rising."""
     rewards = _sampled_rewards(history)
-    if target is None or max(rewards) >= target or not _is_flat(rewards, task):
+    if target is None or not _is_flat(rewards, task):
         return []
     text = (
         f"the highest reward in {len(history)} steps of SFT was {max(rewards):.3f}, below its target of {target:.3f}, and it "

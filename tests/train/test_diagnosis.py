@@ -98,6 +98,13 @@ def test_a_reward_that_stays_below_the_target_is_reported(
     assert all("below its target of 0.800" in diagnosis.text for diagnosis in diagnoses)
 
 
+def test_sft_that_reaches_its_target_at_once_is_not_accused():
+    history = [
+        {"step": step, "loss": 0.4, "eval/sampled/reward/mean": reward} for step, reward in ((25, 0.0), (50, 0.9))
+    ]
+    assert after_sft(history, [FORMAT, token_class(GUESS, 0.3 * GUESS)], task(), 0.8) == []
+
+
 @pytest.mark.parametrize(
     ("examples", "text", "advice"),
     [

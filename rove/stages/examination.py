@@ -351,9 +351,8 @@ async def _run_policies(
         single: JsonObject = {"num_examples": 1, "rollouts_per_example": 1, "train": True}
         _, first_seconds = await _timed(generate(env, client, limits=limits, **single))
         setup = setup or first_seconds
-        _, single_seconds = await _timed(
-            generate(env, client, limits=limits, **single)
-        )  # without what is loaded only once
+        # Without what is loaded only once.
+        _, single_seconds = await _timed(generate(env, client, limits=limits, **single))
         examples = 2 * POLICY_EXAMPLES // members
         options: JsonObject = {"num_examples": examples, "rollouts_per_example": members, "train": True}
         records[name], total_seconds = await _timed(generate(env, client, limits=limits, **options))

@@ -154,7 +154,9 @@ def replies(folder: Path, row: str, condition: str) -> Replies:
 
 def replies_table(envs: list[str], seeds: list[int]) -> Table:
     """Return the table of the replies before and after RL of all complete runs: T = 1, and in parentheses greedy."""
-    made = Table("environment", "seed", "tokens: SFT", "RL", "truncated: SFT", "RL", "text after: SFT", "RL", width=110)
+    lengths_table = Table(
+        "environment", "seed", "tokens: SFT", "RL", "truncated: SFT", "RL", "text after: SFT", "RL", width=110
+    )
     for env in envs:
         for seed in seeds:
             folder = RUNS / f"{env}-{seed}"
@@ -166,21 +168,23 @@ def replies_table(envs: list[str], seeds: list[int]) -> Table:
             cells = [[f"{sampled.tokens:.1f} ({greedy.tokens:.1f})" for sampled, greedy in pairs]]
             cells += [[f"{sampled.truncated:.1%} ({greedy.truncated:.1%})" for sampled, greedy in pairs]]
             cells += [[f"{sampled.trailing:.1%} ({greedy.trailing:.1%})" for sampled, greedy in pairs]]
-            made.add_row(env, str(seed), *(cell for column in cells for cell in column))
-    return made
+            lengths_table.add_row(env, str(seed), *(cell for column in cells for cell in column))
+    return lengths_table
 
 
 def table(envs: list[str], seeds: list[int]) -> Table:
     """Return the table of all complete runs."""
-    made = Table("environment", "seed", "weakest", "best", "SFT", "RL", "RL − SFT", "learned", "CPU-min", width=110)
+    results_table = Table(
+        "environment", "seed", "weakest", "best", "SFT", "RL", "RL − SFT", "learned", "CPU-min", width=110
+    )
     for env in envs:
         for seed in seeds:
-            found = read(RUNS / f"{env}-{seed}")
-            if found is not None:
-                policies = [f"{found[name].mean:.2f}" for name in ("weakest", "best")]
-                values = [str(found[name]) for name in ("SFT", "RL", "gain")]
-                made.add_row(env, str(seed), *policies, *values, found["learned"], f"{found['cpu']:.1f}")
-    return made
+            run = read(RUNS / f"{env}-{seed}")
+            if run is not None:
+                policies = [f"{run[name].mean:.2f}" for name in ("weakest", "best")]
+                values = [str(run[name]) for name in ("SFT", "RL", "gain")]
+                results_table.add_row(env, str(seed), *policies, *values, run["learned"], f"{run['cpu']:.1f}")
+    return results_table
 
 
 def main() -> None:

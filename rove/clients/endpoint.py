@@ -332,7 +332,7 @@ class EndpointClient(ABC):
         if status in _HINTS:
             hint = _HINTS[status].format(api_key_var=self.api_key_var)
             return ModelError(f"HTTP {status} from {url}: {quoted} ({hint})")
-        if (advice := _too_many_tokens_asked(text)) is not None:
+        if (advice := _max_tokens_advice(text)) is not None:
             return ModelError(f"HTTP {status} from {url}: {quoted} ({advice})")
         if _OVERLONG.search(text):
             return OverlongPromptError(f"HTTP {status}: {quoted}")
@@ -355,8 +355,8 @@ class EndpointClient(ABC):
         return session
 
 
-def _too_many_tokens_asked(text: str) -> str | None:
-    """Return advice if a prompt takes less than half of the context, so that the length asked for is the mistake; else None."""
+def _max_tokens_advice(text: str) -> str | None:
+    """Return advice to lower `max_tokens` if the refused prompt takes less than half of the context; else None."""
     for pattern in _COUNTS:
         match = pattern.search(text)
         if match is not None and 2 * int(match["prompt"]) < int(match["context"]):

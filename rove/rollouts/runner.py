@@ -362,7 +362,7 @@ async def run_with_limits(timeout_seconds: float | None, state: State, run: Call
         if unanswered or not rollout.trajectory:
             problem = f"no answer within the rollout's time limit of {timeout_seconds:g} s"
             running = phase_of(error.__cause__ or error)
-            if not unanswered and running not in ("model", "rollout"):  # the endpoint was not even asked
+            if not unanswered and running not in ("model", "rollout"):  # no request was sent yet
                 problem = (
                     f"the rollout's time limit of {timeout_seconds:g} s passed in {running}, before the first answer"
                 )

@@ -11,12 +11,11 @@ from rove.core.errors import ConfigError
 from rove.core.plain import JsonMapping, JsonObject
 from rove.stages.examination import GROUP_SIZE, POLICY_EXAMPLES, Evidence, ModelEvidence
 from rove.stages.recipe import Section
+from rove.train.alerts import AlertLimits
 from rove.train.held_out import SELECTION_ROLLOUTS, TABLE_SEED, HeldOut, split_held_out
 
 LR_BACKOFF = 0.3
 """Factor for RL's learning rate after a fall of the held-out reward."""
-HELD_OUT_GAIN = 0.1
-"""Gain in training, for rewards between 0 and about 1, at which a flat held-out reward is an alert."""
 FINAL_RATE = 0.03
 """Fraction of RL's learning rate that remains at the last step. Gradients of few groups are noisy; with 0.3, the last rewards
 were lower (benchmarks/LOG.md, 2026-11-30)."""
@@ -408,6 +407,12 @@ def _rl_size(env_args: JsonMapping, evidence: Evidence, scale: Scale) -> tuple[i
     return groups, min(scale.rl_steps, max(MIN_RL_STEPS, steps))
 
 
+def _alerts(reward_unit: float) -> JsonObject:
+    """Return the limit of the alert that compares gains of rewards, if rewards have another magnitude than 1."""
+    gain = AlertLimits().held_out_gain * reward_unit
+    return {"alerts": {"held_out_gain": gain}} if reward_unit != 1 else {}
+
+
 def _rl_section(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled: JsonMapping) -> Section:
     groups, steps = _rl_size(env_args, evidence, scale)
     values = {
@@ -419,7 +424,7 @@ def _rl_section(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled
         "final_lr_fraction": FINAL_RATE,
         "lr_backoff": LR_BACKOFF,
         "loss": scale.loss(evidence.sampled_tokens, evidence.reward_unit),
-        **({"alerts": {"held_out_gain": HELD_OUT_GAIN * evidence.reward_unit}} if evidence.reward_unit != 1 else {}),
+        **_alerts(evidence.reward_unit),
         "temperature": scale.temperature,
         "max_tokens": sampled["max_tokens"],
         "keep_best": "eval/sampled/reward/mean",

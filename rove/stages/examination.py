@@ -378,9 +378,9 @@ def _scored(records: Mapping[str, Sequence[RolloutRecord]]) -> dict[str, list[Ro
 
 def count_up_to(env: Environment, limit: int, train: bool = False) -> int | None:
     """Return the number of examples; None if a generator makes them and there are more than `limit`."""
-    known = env.count_examples(train=train)
-    if known is not None:
-        return known
+    whole_count = env.count_examples(train=train)
+    if whole_count is not None:
+        return whole_count
     count = env.count_examples(limit + 1, train=train)
     return None if count is None or count > limit else count
 

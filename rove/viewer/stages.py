@@ -104,8 +104,8 @@ def _last_written(folder: TrainFolder) -> str:
 
 def _stage(stage: Run, metrics: Sequence[JsonMapping]) -> JsonObject:
     """Describe a stage: what it did, why it ended, and which weights it kept."""
-    name, about = stage.path.name, describe_run(stage)
-    config = about["config"]
+    name, description = stage.path.name, describe_run(stage)
+    config = description["config"]
     summary: JsonObject = stage.summary() or {}
     rollouts = summary.get("rollouts")
     planned = config.get("steps")
@@ -122,7 +122,7 @@ def _stage(stage: Run, metrics: Sequence[JsonMapping]) -> JsonObject:
         "title": _title(name),
         "size": size,
         "is_complete": bool(summary),
-        "is_rl": about["kind"] == "rl",
+        "is_rl": description["kind"] == "rl",
         "stopped_early": bool(summary.get("stopped")),
         "ended": masked(str(summary.get("stopped") or ("complete" if summary else "not complete"))),
         "kept": f"{step}: {why}" if summary and metrics else shown(None),

@@ -105,8 +105,8 @@ def test_the_lost_share_counts_from_the_lowest_reward_if_rewards_do_not_begin_at
 
 
 def test_small_numbers_are_different_values_of_a_field():
-    after = [graded("a", float(line % 2), line, rate=0.0001 if line % 2 else 0.0004) for line in range(40)]
-    assert [group["name"] for group in describe_mistakes(after)["fields"]["rate"]] == ["0.0001", "0.0004"]
+    rollouts = [graded("a", float(line % 2), line, rate=0.0001 if line % 2 else 0.0004) for line in range(40)]
+    assert [group["name"] for group in describe_mistakes(rollouts)["fields"]["rate"]] == ["0.0001", "0.0004"]
 
 
 def test_few_bad_rollouts_among_many_that_lose_a_little():

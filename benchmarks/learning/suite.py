@@ -145,7 +145,7 @@ def replies(folder: Path, row: str, condition: str) -> Replies:
     rows = json.loads((folder / "results.json").read_text())
     [summary] = [result["conditions"][condition] for result in rows if result["name"] == row]
     messages = [message for record in Run(folder / "eval" / name).rollouts() for message in record.completion]
-    texts = [str(message.content) for message in messages if message.role == "assistant"]
+    texts = [str(message.get("content")) for message in messages if message["role"] == "assistant"]
     parts = [re.split(r"</\w+>", text) for text in texts]
     endings = [pieces[-1] for pieces in parts if len(pieces) > 1]
     trailing = sum(bool(ending.strip()) for ending in endings) / max(1, len(texts))

@@ -55,12 +55,17 @@ class SandboxUse:
     """Seconds that the rollout waited for the sandbox, including the wait because of `max_sandboxes`."""
     calls: list[Result] = field(default_factory=list[Result])
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    limit: asyncio.Semaphore | None = None
+    """The semaphore that counts this sandbox; None while there is no sandbox."""
 
     async def end(self) -> None:
         """Close the sandbox for good."""
         self.is_over = True  # a late tool call must not open another sandbox, which nothing would close
         if self.session is not None:
             await self.session.close()
+        if self.limit is not None:
+            self.limit.release()
+            self.limit = None
 
 
 def use_of(state: State) -> SandboxUse:
@@ -105,7 +110,8 @@ class SandboxEnv(StatefulToolEnv):
         environment_vars: additional environment variables; the code can read them.
         start_command: bash command that must succeed in every new sandbox before the first call.
         unsafe: continue if this machine cannot enforce isolation (see `LocalBackend`); only for trusted code.
-        max_sandboxes: maximum number of concurrent sandboxes; other rollouts wait.
+        max_sandboxes: maximum number of rollouts that have a sandbox at the same time; other rollouts wait. Reward functions that
+            open a sandbox themselves need a backend with a greater `max_sessions`; the default backend has twice as many.
         parallel_calls: start the calls of one turn concurrently; the sandbox still runs them one by one.
         **kwargs: see `ToolEnv`.
 
@@ -140,13 +146,17 @@ class SandboxEnv(StatefulToolEnv):
         super().__init__(parallel_calls=parallel_calls, **kwargs)
         self.packages = package_names(pip_install_packages)
         self.start_command = start_command
+        self.max_sandboxes = max_sandboxes
+        self._limits_of_loop: tuple[asyncio.AbstractEventLoop, dict[int, asyncio.Semaphore]] | None = None
         self._local_backend = functools.partial(
             LocalBackend,
             SandboxLimits(seconds=CALL_TIMEOUT_S),
             packages=self.packages,
             environment=environment_vars,
             unsafe=unsafe,
-            max_sessions=max_sandboxes,
+            # A rollout holds its sandbox while it is scored. If all sessions were held by rollouts, reward functions that open
+            # another one would wait forever.
+            max_sessions=2 * max_sandboxes,
         )
         if backend is None:
             backend = self._local_backend()
@@ -200,8 +210,13 @@ class SandboxEnv(StatefulToolEnv):
                 raise SandboxError("the rollout is over and its sandbox is closed")
             if use.session is None:
                 began = time.perf_counter()
+                backend = self.backend_of(state)
+                limit = self._limit_of(backend)
                 try:
-                    use.session = await self.backend_of(state).open(self.limits)
+                    if use.limit is None:  # else an earlier call failed to open the sandbox
+                        await limit.acquire()
+                        use.limit = limit
+                    use.session = await backend.open(self.limits)
                 finally:
                     use.ready_wait += time.perf_counter() - began
             if not use.is_ready:
@@ -213,6 +228,14 @@ class SandboxEnv(StatefulToolEnv):
     def backend_of(self, state: State) -> Backend:
         """Return the backend for this rollout."""
         return self.backend
+
+    def _limit_of(self, backend: Backend) -> asyncio.Semaphore:
+        """Return the semaphore that limits the rollouts with a sandbox of `backend`."""
+        # A semaphore belongs to one event loop, and every `evaluate_sync` has its own.
+        loop = asyncio.get_running_loop()
+        if self._limits_of_loop is None or self._limits_of_loop[0] is not loop:
+            self._limits_of_loop = (loop, {})
+        return self._limits_of_loop[1].setdefault(id(backend), asyncio.Semaphore(self.max_sandboxes))
 
     async def bash(self, command: str, state: State) -> str:
         """Run a bash command in a sandbox and return its output. Files persist between calls. There is no network access.

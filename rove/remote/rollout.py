@@ -231,9 +231,10 @@ class RemoteRollout:
 
     async def _run(self) -> None:
         assert self.pool is not None
+        assert self.worker is not None
         seeds = {"seed": self.record.seed, "env_seed": self.record.env_seed}
         try:
-            options = {"has_opponent": self._has_opponent, "forget": self.pool.take_finished()}
+            options = {"has_opponent": self._has_opponent, "forget": self.pool.take_finished(self.worker)}
             await self._call("run", example=self.record.input, **seeds, **options)
         except RemoteError as error:
             failure = self._requests.failure

@@ -152,6 +152,7 @@ def _make(folder: Path, arguments: Sequence[str], seconds: float, stand_ins: Sta
         if arguments:
             words = ["install", *stand_in_arguments(new_folder / "stand_ins", stand_ins), *arguments]
             run_pip(venv_python(new_folder), words, f"{', '.join(arguments)} cannot be installed", seconds)
+        _name_final_folder(new_folder, folder)
         (new_folder / "made").touch()  # last: a folder without it is incomplete
         rename(new_folder, folder)
     except OSError as error:
@@ -159,6 +160,18 @@ def _make(folder: Path, arguments: Sequence[str], seconds: float, stand_ins: Sta
             raise ConfigError(f"the virtual environment {folder} cannot be made: {error}") from error
     finally:
         shutil.rmtree(new_folder, ignore_errors=True)
+
+
+def _name_final_folder(new_folder: Path, folder: Path) -> None:
+    """Let the scripts of a virtual environment start its interpreter in the folder into which it will be moved."""
+    if os.name == "nt":
+        return  # there, the scripts are programs
+    old, new = os.fsencode(new_folder), os.fsencode(folder)
+    for script in venv_python(new_folder).parent.iterdir():
+        if not script.is_symlink() and script.is_file():
+            content = script.read_bytes()
+            if content.startswith(b"#!"):
+                script.write_bytes(content.replace(old, new))
 
 
 def _fallback_folders() -> list[str]:

@@ -120,14 +120,19 @@ class WorkerPool:
     def unregister(self, number: int, worker: Worker) -> None:
         """Remove a rollout; close its worker unless it is the shared worker."""
         self._handlers.pop(number, None)
-        opening = self._shared
-        if opening is not None and opening.done() and not _has_failed(opening) and opening.result() is worker:
+        if self._is_shared(worker):
             self._finished.append(number)
         else:
             self._close(worker)
 
-    def take_finished(self) -> list[int]:
-        """Return the removed rollouts that the shared worker can drop; each rollout is returned once."""
+    def _is_shared(self, worker: Worker) -> bool:
+        opening = self._shared
+        return opening is not None and opening.done() and not _has_failed(opening) and opening.result() is worker
+
+    def take_finished(self, worker: Worker) -> list[int]:
+        """Return the removed rollouts that `worker` can drop; each rollout is returned once."""
+        if not self._is_shared(worker):
+            return []
         finished, self._finished = self._finished, []
         return finished
 
@@ -135,10 +140,15 @@ class WorkerPool:
         """Run the environment's `@teardown` methods in the shared worker, then end all workers."""
         opening, self._shared = self._shared, None
         if opening is not None and opening.get_loop() is asyncio.get_running_loop():
-            with suppress(WorkerError):
-                await (await opening).call("tear_down", TEARDOWN_TIMEOUT_S)
-        self.close()
-        await self.workers.aclose()
+            try:
+                with suppress(WorkerError):
+                    await (await opening).call("tear_down", TEARDOWN_TIMEOUT_S)
+            finally:  # even if `@teardown` failed
+                self.close()
+                await self.workers.aclose()
+        else:
+            self.close()
+            await self.workers.aclose()
 
     def close_lost(self, reason: str) -> None:
         """Close the pool of a lost node; a worker that is still opening is closed as well."""

@@ -206,7 +206,7 @@ async def play_all_games(
             games.create_task(play(_Path(path.opening, replies)))
 
     try:
-        async with asyncio.TaskGroup() as games:
+        async with env.used_in_run(), asyncio.TaskGroup() as games:
             for opening in range(len(examples)):
                 games.create_task(play(_Path(opening, ())))
     except* RolloutError as failed:  # the caller expects the error itself, not the group's

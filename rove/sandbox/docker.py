@@ -68,7 +68,7 @@ class DockerBackend(SupervisedBackend):
         *,
         environment: Mapping[str, str] | None = None,
         binary: str | None = None,
-        max_sessions: int = 64,
+        max_sessions: int = 128,
     ):
         super().__init__(limits, max_sessions)
         self.image = image

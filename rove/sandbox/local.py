@@ -62,7 +62,7 @@ class LocalBackend(SupervisedBackend):
         paths: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         unsafe: bool = False,
-        max_sessions: int = 64,
+        max_sessions: int = 128,
         without: Sequence[str] = (),
     ):
         super().__init__(limits, max_sessions)

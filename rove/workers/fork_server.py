@@ -104,6 +104,8 @@ class Workers:
         """Return value of the module's `setup`."""
         self._start_lock = threading.Lock()
         self._server: _ForkServer | Spawner | None = None
+        self._server_owner = 0
+        """Id of the process that started the server."""
         self._numbers = itertools.count(1)
         self._servers: dict[int, _ForkServer | Spawner] = {}
         """Number of a worker → the server that started it."""
@@ -120,7 +122,9 @@ class Workers:
             RemoteError: the module raised.
         """
         with self._start_lock:
-            if self._server is None or self._server.is_closed:
+            if not self._is_running:
+                if self._server is not None and self._server_owner != os.getpid():
+                    self._server.leave_to_parent()
                 if CAN_FORK:
                     server = _ForkServer(self)
                 else:
@@ -130,7 +134,13 @@ class Workers:
                 except BaseException:
                     server.close()
                     raise
+                self._server_owner = os.getpid()
                 self._server = server  # only now: other threads fork from it as soon as they see it
+
+    @property
+    def _is_running(self) -> bool:
+        """Whether this process has a server. One that it inherited through a fork serves only the process that started it."""
+        return self._server is not None and not self._server.is_closed and self._server_owner == os.getpid()
 
     @property
     def _command(self) -> list[str]:
@@ -157,7 +167,7 @@ class Workers:
 
     async def ensure_started(self) -> None:
         """Like `start`, without blocking the event loop."""
-        if self._server is None or self._server.is_closed:
+        if not self._is_running:
             await asyncio.to_thread(self.start)
 
     async def open(self, handler: CallHandler | None = None) -> Worker:
@@ -254,11 +264,6 @@ class Workers:
         with ThreadPoolExecutor(1) as thread:  # this thread may already run an event loop
             return thread.submit(asyncio.run, call()).result()
 
-    @property
-    def recent_output(self) -> list[str]:
-        """The last lines that the fork server and its workers have printed."""
-        return list(self._server.recent_output) if self._server is not None else []
-
     async def aclose(self) -> None:
         """Like `close`, without blocking the event loop."""
         for worker in self._idle:
@@ -271,7 +276,10 @@ class Workers:
         self._idle.clear()  # each one notices the end of its process in its own event loop
         with self._start_lock:
             if self._server is not None:
-                self._server.close()
+                if self._server_owner == os.getpid():
+                    self._server.close()
+                else:
+                    self._server.leave_to_parent()
                 self._server = None
 
 
@@ -347,6 +355,10 @@ class _ForkServer:
         """End the process and every worker."""
         self.is_closed = True
         self._finalize()
+
+    def leave_to_parent(self) -> None:
+        """Forget the process without ending it: the parent of this process, which was forked from it, still uses it."""
+        self._finalize.detach()
 
     def _last_lines(self) -> str:
         lines = "\n".join(f"  {line}" for line in self.recent_output)

@@ -81,6 +81,8 @@ class _ForkServer:
         self.control, self.messages, self.module, self.memory_bytes = control, messages, module, memory_bytes
         self.workers: dict[int, int] = {}
         """Process id → number of the worker."""
+        self.setup_children = child_processes()
+        """Process ids of the children that `setup` has started, which the workers use."""
 
     def serve(self) -> None:
         """Handle messages and exits of workers until the control socket is closed."""
@@ -163,15 +165,13 @@ class _ForkServer:
         for pid in self.workers:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+        self.setup_children = set()
         self._kill_orphans()
 
     def _kill_orphans(self) -> None:
         """Kill processes in other process groups that ended workers left behind: the fork server has inherited them."""
-        with contextlib.suppress(OSError):
-            with open(f"/proc/self/task/{os.getpid()}/children") as children:
-                child_pids = set(map(int, children.read().split()))
-            for pid in child_pids - self.workers.keys():
-                kill_group(pid)
+        for pid in child_processes() - self.workers.keys() - self.setup_children:
+            kill_group(pid)
 
 
 def serve_session(connection: socket.socket, module: Any) -> None:
@@ -204,6 +204,13 @@ def error_to_dict(error: BaseException) -> dict[str, str]:
     """Return an exception in the form in which it is sent."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return {"type": type(error).__name__, "message": str(error), "traceback": text[-MAX_TRACEBACK_CHARS:]}
+
+
+def child_processes() -> set[int]:
+    """Return the ids of this process's children (Linux only)."""
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as children:
+        return set(map(int, children.read().split()))
+    return set()
 
 
 def kill_group(pid: int) -> None:
@@ -284,7 +291,7 @@ class MessageReader:
 
 
 def _encode(value: object) -> bytes:
-    # NaN is refused here, where the error names the call: the parent's JSON reader would reject the whole connection.
+    # NaN is not JSON. It is refused here, where the error names the call.
     return json.dumps(value, allow_nan=False, default=_convert_numpy).encode()
 
 

@@ -84,6 +84,10 @@ class Spawner:
         exit_text = "" if status is None else f" ({describe_exit(status)})"
         return exit_text + self._last_lines()
 
+    def leave_to_parent(self) -> None:
+        """Forget the workers without ending them: the parent of this process, which was forked from it, still uses them."""
+        self._finalize.detach()
+
     def close(self) -> None:
         """End every worker."""
         self.is_closed = True

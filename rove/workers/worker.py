@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 import struct
@@ -101,7 +102,8 @@ class Worker:
         self._kill()
 
     async def _send(self, frame: JsonObject) -> None:
-        body = msgspec.json.encode(frame)
+        # json, because msgspec refuses halves of characters, which models write, and replaces NaN by null.
+        body = json.dumps(frame, default=msgspec.to_builtins).encode()
         if self.is_closed:
             raise _ConnectionClosedError
         if self._opening is None:
@@ -124,7 +126,7 @@ class Worker:
             while True:
                 head = await reader.readexactly(LENGTH.size)
                 body = await reader.readexactly(LENGTH.unpack(head)[0])
-                self._receive(msgspec.json.decode(body))
+                self._receive(json.loads(body))
         except (OSError, EOFError, *UNREADABLE):
             self._disconnect()
 

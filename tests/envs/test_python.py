@@ -123,6 +123,16 @@ def test_rollouts_wait_for_a_free_sandbox():
     assert [told(record) for record in records] == [["42"]] * 6
 
 
+def test_a_reward_function_opens_another_sandbox_while_its_rollout_holds_one():
+    async def passes_hidden_test(state: vf.State) -> float:
+        async with await env.backend.open() as session:
+            return float((await session.run_python("6 * 7")).value == "42")
+
+    env = vf.PythonEnv(dataset=rows(6), unsafe=True, max_sandboxes=2, rubric=vf.Rubric([passes_hidden_test]))
+    records = roll(env, in_turn(calls(python("6 * 7"))), max_concurrent=6)
+    assert [record.reward for record in records] == [1.0] * 6
+
+
 @pytest.mark.broad
 def test_an_endless_loop_does_not_block_other_rollouts():
     env = vf.PythonEnv(dataset=rows(16), unsafe=True, timeout_per_command_seconds=1)

@@ -164,7 +164,7 @@ def test_invalid_arguments_are_rejected_with_the_expected_ones(options: dict[str
 def test_arguments_configure_the_local_backend():
     env = vf.SandboxEnv(dataset=rows(1), environment_vars={"COLOUR": "red"}, max_sandboxes=3, unsafe=True)
     assert isinstance(env.backend, LocalBackend)
-    assert (env.backend.max_sessions, env.backend.unsafe) == (3, True)
+    assert (env.backend.max_sessions, env.backend.unsafe) == (6, True)
     assert told(play(env, calls(bash("echo $COLOUR")))) == ["red"]
 
 

@@ -19,7 +19,7 @@ from commands import environment, in_this_process
 from tiers import first_quick
 
 import rove as vf
-from rove.core.errors import ModelError, WorkerError
+from rove.core.errors import ModelError, RemoteError, WorkerError
 from rove.core.protocols import Request, Response
 from rove.remote import IsolatedEnv, venv
 from rove.remote.venv import dependencies, make_venv, python_for
@@ -422,17 +422,48 @@ def test_values_that_json_cannot_represent_are_errors(tmp_path: Path) -> None:
     assert record.error is not None and "JSON" in record.error.message
 
 
+@pytest.mark.parametrize("value", ["float('nan')", "chr(0xD800)"])
+def test_not_a_number_and_half_of_a_character_pass_through_a_worker(tmp_path: Path, value: str) -> None:
+    more = f"""
+def with_value(self, n=-1, train=False):
+    for row in rows_without_value(self, n, train):
+        row["info"]["value"] = {value}
+        yield row
+
+rows_without_value, Talk.examples = Talk.examples, with_value
+"""
+    package(tmp_path, more=more, in_response=f"return str(state['info']['value']) + str({value})")
+    records = run_isolated(tmp_path)
+    assert [record.error for record in records] == [None] * 6
+    assert all(record.completion[1].content == str(eval(value)) * 2 for record in records)
+
+
+def test_processes_that_loading_started_serve_all_workers(tmp_path: Path) -> None:
+    start = "helper = subprocess.Popen(['cat'], stdin=-1, stdout=-1, start_new_session=True)"
+    package(tmp_path, more=f"import subprocess\n{start}", in_response="os.kill(helper.pid, 0)")
+    assert [record.error for record in run_isolated(tmp_path)] == [None] * 6
+
+
+def test_a_failing_teardown_ends_the_workers(tmp_path: Path) -> None:
+    package(tmp_path, more="@vf.teardown\ndef stop(self):\n    raise RuntimeError('boom')\nTalk.stop = stop")
+    env = IsolatedEnv("talk", env_dir=tmp_path)
+    with pytest.raises(RemoteError, match="boom"):
+        env.generate_sync(Echo())
+
+
 def wheel(folder: Path, version: str, name: str = "colour", needs: str = "") -> None:
     """Write a package with one module as a wheel."""
     folder.mkdir(exist_ok=True)
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
-        file.writestr(f"{name}.py", f"VERSION = {version!r}\n")
+        file.writestr(f"{name}.py", f"VERSION = {version!r}\n\n\ndef show():\n    print(VERSION)\n")
         info = f"{name}-{version}.dist-info"
         metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (
             f"Requires-Dist: {needs}\n" if needs else ""
         )
         file.writestr(f"{info}/METADATA", metadata)
         file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        scripts = f"[console_scripts]\n{name}-version = {name}:show\n"
+        file.writestr(f"{info}/entry_points.txt", scripts)
         file.writestr(f"{info}/RECORD", "")
 
 
@@ -479,6 +510,8 @@ def test_a_virtual_environment_is_created_from_pip_arguments(tmp_path: Path) -> 
     wheel(tmp_path / "wheels", "1.0")
     folder = tmp_path / "made" / "here"
     python = make_venv(folder, ["--no-index", "--find-links", str(tmp_path / "wheels"), "colour"])
+    script = Path(python).parent / "colour-version"
+    assert subprocess.run([script], capture_output=True, text=True, check=True).stdout == "1.0\n"
     code = "import colour, msgspec; print(colour.__file__)"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     assert Path(done.stdout.strip()).is_relative_to(folder)

@@ -142,6 +142,18 @@ def test_child_processes_end_with_their_worker(workers: Workers) -> None:
     assert all(map(wait_for_exit, asyncio.run(go())))
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_starts_its_own_server(workers: Workers) -> None:
+    workers.start()
+    child = os.fork()
+    if child == 0:
+        total = workers.call_sync("add", number=2)
+        workers.close()
+        os._exit(0 if total == 2 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert workers.call_sync("add", number=3) == 3  # the child has not ended the server of this process
+
+
 def test_acquired_workers_are_limited_reused_and_replaced(workers: Workers) -> None:
     async def get_pid(number: int) -> int | None:
         async with workers.acquire() as worker:

@@ -25,7 +25,7 @@ PRIVATE_SETTINGS = ("run_dir", "env_dir", "base_url", "endpoints", "isolation", 
 """Settings that describe the machine rather than the result; they are not published."""
 
 
-def collect_results(folder: str | Path, manifest: Manifest, wheel: Path, examples: int = EXAMPLES) -> JsonObject:
+def collect_results(folder: str | Path, manifest: Manifest, wheel: Path) -> JsonObject:
     """Return the publishable results of a finished evaluation, without secrets."""
     run = Run(folder)
     content, summary = run.config(), run.summary()
@@ -47,7 +47,7 @@ def collect_results(folder: str | Path, manifest: Manifest, wheel: Path, example
         "content": manifest.content,
         "summary": summary,
         "settings": {name: value for name, value in config.items() if name not in (*PRIVATE_SETTINGS, "model")},
-        "examples": [_public_fields(records[index]) for index in _evenly_spaced(len(records), examples)],
+        "examples": [_public_fields(records[index]) for index in _evenly_spaced(len(records), EXAMPLES)],
         "sha256": hashlib.sha256((run.path / "rollouts.jsonl").read_bytes()).hexdigest(),
     }
     return without_secrets(document)

@@ -19,6 +19,8 @@ MAX_FILES = 5_000
 MAX_COMPRESSION_RATIO = 200
 """Maximum number of unpacked bytes per packed byte; checked only for more than `RATIO_FREE_BYTES` unpacked bytes."""
 RATIO_FREE_BYTES = 4 * MIB
+MAX_STREAMS = 1_000
+"""Maximum number of bzip2 or xz streams in a file; each may be empty, so that the sizes do not limit them."""
 MAX_NESTING = 2
 """Maximum nesting depth of archives inside an archive."""
 MAX_PATH_CHARS = 240

@@ -346,7 +346,11 @@ def _unpacked(content: bytes, path: str, budget: Budget) -> Iterator[bytes]:
 def _inflated(content: bytes, budget: Budget, path: str) -> bytes:
     """Unpack bzip2 or xz in bounded memory: an xz file can request gigabytes."""
     inflated = bytearray()
+    num_streams = 0
     while content:
+        num_streams += 1
+        if num_streams > limits.MAX_STREAMS:
+            raise PackageError(f"{budget.name}: {path!r} has more than {limits.MAX_STREAMS:,} compressed streams")
         unpacker = (
             bz2.BZ2Decompressor()
             if content.startswith(b"BZh")

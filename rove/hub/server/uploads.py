@@ -19,7 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from rove.core.checks import Settings
 from rove.core.errors import RejectedError
 from rove.core.plain import JsonObject
-from rove.core.ranges import NonNegativeInt, Seconds
+from rove.core.ranges import PositiveInt, Seconds
 from rove.hub.package import limits
 from rove.hub.package.archives import MANIFEST
 from rove.hub.package.manifest import read_manifest
@@ -53,7 +53,7 @@ class UploadLimits(Settings, frozen=True, kw_only=True):
 
     uploads: limits.ConcurrentUploads = 8
     """Maximum number of uploads that are read concurrently; further uploads wait."""
-    waiting: NonNegativeInt = 256
+    waiting: PositiveInt = 256
     """Maximum number of uploads that wait; further uploads are rejected."""
     seconds: Seconds = 300.0
     """Time limit for the body of a request."""

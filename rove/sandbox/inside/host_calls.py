@@ -15,8 +15,8 @@ REQUEST = struct.Struct("<QhI")
 """Number of the call, bytes of function names (-1: this is a reply to a host call), bytes of code."""
 ANSWER = struct.Struct("<QBI")
 """Number of the call, kind, bytes of text."""
-RAN, FAILED, QUESTION = 0, 1, 2
-"""Kinds of answers: the code succeeded, it failed, or it calls the host."""
+FAILED, QUESTION = 1, 2
+"""Kinds of answers: the code failed, or it calls the host. 0: it succeeded."""
 
 
 class HostCaller:

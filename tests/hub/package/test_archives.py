@@ -145,6 +145,7 @@ def nested_zip(depth: int) -> bytes:
         ({"data/bomb.bin": bytes(60 << 20)}, "times its size; it is a decompression bomb"),
         ({"a.gz": gzip.compress(ZEROS)}, "it is a decompression bomb"),
         ({"a.bz2": bz2.compress(ZEROS)}, "it is a decompression bomb"),
+        ({"a.bz2": bz2.compress(b"") * 2000}, "more than 1,000 compressed streams"),
         ({"a.xz": lzma.compress(ZEROS)}, "it is a decompression bomb"),
         ({"a.zip": zipped({"a": ZEROS})}, "it is a decompression bomb"),
         ({"a.zip": zipped({"b.gz": gzip.compress(ZEROS)})}, "it is a decompression bomb"),

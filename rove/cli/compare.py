@@ -15,17 +15,15 @@ from rove.cli.common import console_for, hint, print_json
 from rove.cli.options import examples, json_option
 from rove.core.errors import ConfigError
 from rove.stages.comparison import (
-    ANY_FLAG,
-    check_comparable,
+    ComparedRun,
     comparison_markdown,
-    differing,
     named_models,
     read_questions,
     read_run,
 )
 from rove.stages.tables import movers_table
 from rove.statistics import Comparison, compare
-from rove.statistics.compare import comparison_table, run_names
+from rove.statistics.compare import ANY_FLAG, check_comparable, comparison_table, differing, run_names
 from rove.utils.terminal_text import inert
 
 
@@ -59,12 +57,13 @@ def _shown(value: Any) -> str:
     return "not set" if value is None else repr(value)
 
 
-def next_steps(comparison: Comparison, kinds: set[str], runs: tuple[str, str]) -> list[str]:
+def next_steps(comparison: Comparison, runs: tuple[ComparedRun, ComparedRun], paths: tuple[str, str]) -> list[str]:
     """Return hints for the next step."""
-    a, b = map(shlex.quote, runs)
+    a, b = map(shlex.quote, paths)
     steps: list[str] = []
     needed = comparison.needed_examples or 0
-    if not comparison.main.direction and needed > comparison.main.examples and kinds == {"eval"}:
+    can_add_examples = all(run.settings["kind"] == "eval" and not run.has_all_examples for run in runs)
+    if not comparison.main.direction and needed > comparison.main.examples and can_add_examples:
         commands = [f"rove eval --resume {run} -n {needed}" for run in (a, b)]
         steps.append(f"evaluate more examples in both runs: {' && '.join(commands)}")
     if comparison.others:
@@ -104,7 +103,8 @@ def command(run_a: str, run_b: str, value: str, any_environment: bool, as_json: 
     run_a, run_b = str(Path(run_a)), str(Path(run_b))
     a, b = read_run(run_a), read_run(run_b)
     if not any_environment:
-        check_comparable(a, b)
+        keys_a, keys_b = ({outcome.example_key for outcome in run.outcomes} for run in (a, b))
+        check_comparable(a.settings, b.settings, bool(keys_a & keys_b))
     comparison = compare(a.outcomes, b.outcomes, value, names=run_names(Path(run_a), Path(run_b)))
     settings = differing(a.settings, b.settings)
     if as_json:
@@ -116,7 +116,6 @@ def command(run_a: str, run_b: str, value: str, any_environment: bool, as_json: 
         click.echo(inert(comparison_markdown(comparison, settings, (a, b))), nl=False)
     else:
         print_comparison(comparison, settings, read_questions(run_b, comparison), console)
-    kinds = {a.settings["kind"], b.settings["kind"]}
-    if "rl" in kinds:
+    if "rl" in (a.settings["kind"], b.settings["kind"]):
         console.print("the model of an RL run changes during the run: compare evaluations instead")
-    hint(console, *next_steps(comparison, kinds, (run_a, run_b)))
+    hint(console, *next_steps(comparison, (a, b), (run_a, run_b)))

@@ -26,6 +26,7 @@ from rove.cli.options import (
     isolated_python_option,
     json_object,
     json_option,
+    judge_model_option,
     max_tokens_option,
     overwrite_option,
     ray_option,
@@ -84,6 +85,17 @@ def _resume_words(folder: str) -> list[str]:
     return ["@", f"{folder}/config.toml", "--run_dir", folder]
 
 
+def _check_resumes(config: EvalConfig, folder: str) -> None:
+    """Refuse settings with which the run in a folder would be deleted, or not be continued."""
+    # After parsing: a setting may also come from --KEY VALUE or from a file.
+    conflicts = {"--overwrite": config.overwrite, "--run-dir": config.run_dir != folder, "--no-save": not config.save}
+    for option, is_set in conflicts.items():
+        if is_set:
+            raise ConfigError(
+                f"--resume and {option} exclude each other: --resume continues the run in {folder}; remove one of them"
+            )
+
+
 @click.command(
     epilog=examples(
         "rove eval tictactoe -m scripted:teacher",
@@ -126,9 +138,7 @@ def _resume_words(folder: str) -> list[str]:
 @env_args_option
 @env_dir_option
 @scorer_option
-@click.option(
-    "--judge-model", help="Model for --scorer judge: a name in endpoints.toml, or a model at OPENAI_BASE_URL."
-)
+@judge_model_option
 @click.option("-S", "--sampling-args", help="Additional sampling parameters with OpenAI's names, as a JSON object.")
 @base_url_option
 @endpoints_option
@@ -188,6 +198,9 @@ def eval_command(
     named |= {"env_args": {**(command_args or {}), **scoring} if scoring else command_args}
     named |= {"sampling_args": json_object(sampling_args, "-S")}
     evaluations, is_suite = resolve(ctx, named)
+    if resume is not None:
+        for evaluation in evaluations:
+            _check_resumes(evaluation.config, resume)
     if is_suite or dry_run:
         check(evaluations)  # a mistake in the last evaluation must not show after hours
     if dry_run:

@@ -106,6 +106,7 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
 @command.command(
     "new",
     context_settings=SETTINGS,
+    options_metavar="ENV [OPTIONS] [--KEY VALUE]...",
     epilog=examples(
         "rove model new tictactoe -o models/mine",
         "rove model new tictactoe --arch qwen3 --size small --seed 1",
@@ -119,6 +120,9 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
 )
 @env_args_option
 @env_dir_option
+@click.option(
+    "--games", type=setting_range(ModelConfig, "games"), help="Rollouts of each policy for the tokenizer.  [default: 300]"
+)
 @click.option("-o", "--output", help="Folder to write.  [default: models/ENV-ARCH-SIZE]")
 @click.option("--seed", type=setting_range(ModelConfig, "seed"), help="Random seed of the weights.  [default: 0]")
 @json_option

@@ -88,6 +88,9 @@ scorer_option = click.option(
     help="Scorer for a file of questions: exact, numeric, regex, choice, math or judge, or your own reward function as "
     "package.module:function.  [default: exact]",
 )
+judge_model_option = click.option(
+    "--judge-model", help="Model for --scorer judge: a name in endpoints.toml, or a model at OPENAI_BASE_URL."
+)
 max_tokens_option = click.option("-t", "--max-tokens", type=in_range(PositiveInt), help="Maximum tokens per response.")
 trust_option = click.option(
     "--trust-remote-code",

@@ -20,6 +20,7 @@ from rove.cli.options import (
     in_range,
     json_object,
     json_option,
+    judge_model_option,
     scorer_option,
     template_options,
 )
@@ -110,6 +111,7 @@ def table_command(recipe: Recipe, model: str) -> str:
 @env_args_option
 @env_dir_option
 @scorer_option
+@judge_model_option
 @click.option(
     "--recipe", "file", type=click.Path(exists=True), help="Recipe file to use.  [default: rove chooses a recipe]"
 )
@@ -126,7 +128,11 @@ def table_command(recipe: Recipe, model: str) -> str:
 @device_option
 @template_options
 @click.option("--seed", type=in_range(NonNegativeInt), default=0, show_default=True, help="Random seed.")
-@click.option("--run-dir", type=click.Path(), help="Folder for all stages.  [default: runs/train-ENV-seedN]")
+@click.option(
+    "--run-dir",
+    type=click.Path(),
+    help="Folder for all stages.  [default: runs/train-ENV-seedN, with a hash for ./FILE.py]",
+)
 @click.option("--dry-run", is_flag=True, help="Only write and print the recipe, with an estimate of time and memory.")
 @click.option(
     "--smoke", is_flag=True, help="Use tiny sizes to check that all stages run; the model does not learn the task."
@@ -138,6 +144,7 @@ def train_command(
     env_args: str | None,
     env_dir: str | None,
     scorer: str | None,
+    judge_model: str | None,
     file: str | None,
     teacher: str | None,
     minutes: float | None,
@@ -159,11 +166,12 @@ def train_command(
     with needs_train_extra():
         from rove.train.worker_group import join_process_group
     ranks = join_process_group(device or "auto")
-    args = (json_object(env_args, "-a") or {}) | ({"scorer": scorer} if scorer else {})
+    scoring = {"scorer": scorer, "judge_model": judge_model}
+    args = (json_object(env_args, "-a") or {}) | {name: value for name, value in scoring.items() if value}
     request = TrainRequest(env, model, args, env_dir, chat_template, template_args or {}, minutes, teacher)
     if file:
-        in_recipe = {"-m": model, "-a": env_args, "--scorer": scorer, "--env-dir": env_dir}
-        in_recipe |= {"--chat-template": chat_template, "--template-args": template_args}
+        in_recipe = {"-m": model, "-a": env_args, "--scorer": scorer, "--judge-model": judge_model}
+        in_recipe |= {"--env-dir": env_dir, "--chat-template": chat_template, "--template-args": template_args}
         options = [name for name, value in in_recipe.items() if value]
         if options:
             raise ConfigError(

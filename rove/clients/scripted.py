@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping
 
 from rove.core.checks import check_values
+from rove.core.code_digest import digest_main_code
 from rove.core.errors import InvalidModelResponseError
 from rove.core.messages import AssistantMessage, Message, UserMessage, text_of
 from rove.core.plain import Identity
@@ -43,7 +44,8 @@ class ScriptedClient:
     @property
     def identity(self) -> Identity:
         """Values that distinguish this client's responses from those of other clients."""
-        return {"model": f"scripted:{self.name}"}
+        code = digest_main_code(self.policy)  # policies of a file are a part of their environment's identity
+        return {"model": f"scripted:{self.name}", **({"policy": code} if code else {})}
 
     async def respond(self, request: Request) -> Response:
         """Call the policy.

@@ -99,13 +99,17 @@ def _missing(kind: type, values: Mapping[str, object]) -> list[str]:
     return [name for name in required if name not in values]
 
 
-def convert(kind: type[T], values: Mapping[str, object], flags: Iterable[str] = ()) -> T:
-    """Build a settings struct from plain values."""
+def convert(kind: type[T], values: Mapping[str, object], flags: Iterable[str] = (), advice: str = "") -> T:
+    """Build a settings struct from plain values.
+
+    Args:
+        advice: The end of the error if settings are missing: how to add them.
+    """
     _check_known(kind, values, flags)
     missing = _missing(kind, values)
     if missing:
         plural = "s" if len(missing) > 1 else ""
-        raise ConfigError(f"missing setting{plural}: {', '.join(missing)}")
+        raise ConfigError(f"missing setting{plural}: {', '.join(missing)}{advice}")
     try:
         return msgspec.convert(dict(values), kind, strict=False)  # not strict: a flag's "5" is also a number
     except msgspec.ValidationError as error:
@@ -150,6 +154,10 @@ def read_toml(path: str | Path) -> Table:
         return tomllib.loads(text)
     except FileNotFoundError as error:
         raise ConfigError(f"settings file {path} does not exist") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"settings file {path}: it is a folder; expected a TOML file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"settings file {path}: it is not UTF-8 text; expected a TOML file ({error})") from error
     except (OSError, ValueError, *UNREADABLE) as error:
         raise ConfigError(f"settings file {path}: {error}") from error
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetens
 """The names that PEFT gives to the files of an adapter."""
 ADAPTER_BASE = "base.txt"
 """Name of rove's additional file with the digest of the model on which the adapter was trained (see `digest_model`)."""
-_PLAIN = (int, float, str, bytes, bool, type(None))
 
 
 def digest_files(files: Iterable[Path]) -> str:
@@ -99,24 +97,6 @@ def _checksum(file: Path) -> str:
         return hashlib.file_digest(content, "blake2b").hexdigest()
 
 
-def digest_code(function: Callable[..., object]) -> str:
-    """Return a hash of the source of a function or of a callable's class; "" if the source is not available."""
-    targets: list[Any] = [function, type(function)]
-    for target in targets:
-        try:
-            text = inspect.getsource(target)
-        except (OSError, TypeError):  # a builtin or interactive code
-            code = getattr(target, "__code__", None)
-            if code is None:
-                continue
-            # Other constants, such as the code of a nested function, contain addresses in their `repr`.
-            constants = [constant for constant in code.co_consts if type(constant) in _PLAIN]
-            text = repr((code.co_code, code.co_names, constants))
-        if text:
-            return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-    return ""
-
-
 def digest_model(model: str | Path) -> str:
     """Return a model's name or, for a folder, a hash of its weights and tokenizer. For an adapter, the digest of its base
     follows the hash.
@@ -135,7 +115,30 @@ def digest_model(model: str | Path) -> str:
 
 
 def adapter_base(folder: str | Path) -> str | None:
-    """Return the base model (a path or a name on the Hub) of the adapter in a folder; None if there is no adapter."""
+    """Return the base model (a path or a name on the Hub) of the adapter in a folder; None if there is no adapter.
+
+    Raises:
+        ConfigError: A settings file cannot be read, or adapters are each other's base.
+    """
+    base = _recorded_base(folder)
+    chain = [str(folder)]
+    visited = {Path(folder).expanduser().resolve()}
+    # Without this check, loading the model would never end.
+    current = base
+    while current is not None:
+        chain.append(current)
+        location = Path(current).expanduser().resolve()
+        if location in visited:
+            raise ConfigError(
+                f"the adapter in {folder} has no base model, because its bases form a cycle: {' -> '.join(chain)}; set "
+                f"base_model_name_or_path in {Path(folder) / ADAPTER_CONFIG} to the model that it was trained on"
+            )
+        visited.add(location)
+        current = _recorded_base(current)
+    return base
+
+
+def _recorded_base(folder: str | Path) -> str | None:
     file = Path(folder).expanduser() / ADAPTER_CONFIG
     if not file.is_file():
         return None

@@ -124,6 +124,12 @@ class ErrorInfo(msgspec.Struct, frozen=True):
     traceback: str = ""
     attempts: list[str] = []
 
+    @property
+    def source_line(self) -> str:
+        """The innermost file and line of the traceback, in brackets; "" without a traceback."""
+        lines = [line.strip() for line in self.traceback.splitlines() if line.strip().startswith("File ")]
+        return f" ({lines[-1]})" if lines else ""
+
 
 class Timing(msgspec.Struct, frozen=True):
     """Wall time of a rollout's parts in seconds."""
@@ -166,6 +172,8 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     model_roles: dict[str, list[TrajectoryStep]] = {}
     """Answers of other models (judges, opponents, simulated users) by role. They are not part of `usage`, and rove never trains
     on them."""
+    is_text: bool = False
+    """Whether prompt and completion are raw texts, which no chat template renders; each message is a part of the text."""
     renderings: dict[int, Rendering] = {}
     """Rendering of the state after a message, by its position in prompt + completion, for environments that render."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from rove.core.checks import check_values
-from rove.core.digest import digest_code
+from rove.core.code_digest import digest_code
 from rove.core.errors import (
     AgentError,
     ConfigError,

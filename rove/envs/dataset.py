@@ -14,7 +14,7 @@ from typing import Any, NoReturn, cast
 
 import msgspec
 
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, short_repr
 from rove.core.messages import Messages, SystemMessage, UserMessage, as_messages
 from rove.core.plain import UNREADABLE, JsonMapping, Row, is_mapping
 
@@ -125,6 +125,10 @@ def _check_row(row: object, position: int) -> JsonMapping:
     return row
 
 
+EXPECTED_ROW = '{"question": "1 + 1", "answer": "2"}'
+"""A line of a dataset file, for error messages."""
+
+
 class JsonLines(Sequence[Row]):
     """The rows of a JSONL file, read on access; only line offsets are kept in memory.
 
@@ -153,7 +157,10 @@ class JsonLines(Sequence[Row]):
                         content.decode()  # newer decoders of JSON do not name the byte
                     except UnicodeDecodeError as encoding_error:
                         reject_bytes(path, number, encoding_error)
-                    raise ConfigError(f"{path}, line {number}: {error}") from error
+                    raise ConfigError(
+                        f"{path}, line {number}: {error}; expected a JSON object, such as {EXPECTED_ROW}, but the line is "
+                        f"{short_repr(content.decode().strip())}"
+                    ) from error
                 self._starts.append(start + len(line) - len(content))
                 self._lines.append(number)
             start += len(line)

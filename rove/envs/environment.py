@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, Unpack, overload
 
+from rove.core.code_digest import digest_main_code
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, ends_task, nearest, short_repr
 from rove.core.messages import AssistantMessage, Message, Messages, UserMessage, as_messages, text_of
@@ -246,8 +247,10 @@ class Environment(ABC):
         """
         source = self.source
         if not source:  # not loaded by `load_environment`
-            with suppress(OSError, TypeError):  # defined in an interpreter
+            try:
                 source = digest_files([Path(inspect.getfile(type(self)))])
+            except (OSError, TypeError):  # defined in a notebook
+                source = digest_main_code(type(self))
         return {
             "env": f"{self.env_id or type(self).__qualname__}#{source}",
             "env_args": self.env_args,

@@ -435,6 +435,10 @@ def _locate(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
             advice = (
                 f"This folder has {path}, but rove does not search it: give {path}, or --env-dir . (env_dir in Python)"
             )
+        if env_dir is not None and not Path(env_dir).is_dir():
+            advice = f"There is no folder {env_dir} (--env-dir; env_dir in Python)"
+        elif Path(name).is_dir():
+            advice = f"The folder {name} is not an environment: it would contain {name}.py or __init__.py with load_environment"
         raise ConfigError(
             f"no environment '{name}': not an installed module, nor in {folder_names}; {nearest(name, known_names)}\n"
             f"{advice}"

@@ -58,6 +58,8 @@ def check_question_file(path: Path) -> None:
     advice = OTHER_SUFFIXES.get(path.suffix.lower())
     if advice is not None:
         raise ConfigError(f"'{path}' is a {path.suffix} file; a file of questions is one of {forms}: {advice}")
+    if path.is_dir():
+        raise ConfigError(f"'{path}' is a folder; expected a file of questions, or the name or file of an environment")
     if not path.is_file():
         raise ConfigError(f"no file '{path}'; an environment that ends in {forms} is a file of questions")
 

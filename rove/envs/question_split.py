@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rove.core.errors import ConfigError
 from rove.core.messages import text_of
 from rove.core.plain import JsonMapping
 
@@ -41,6 +42,12 @@ class Split(NamedTuple):
             f"{count}{repeated}. {len(self.training):,} rows are for training and {len(self.held_out):,} are held out; a hash of "
             "the question decides, so rows with equal questions are on the same side."
         )
+
+
+def check_held_out(held_out: float) -> None:
+    """Raise a `ConfigError` if a fraction of held-out examples is out of range."""
+    if not 0 <= held_out < 1:
+        raise ConfigError(f"held_out is {held_out}; expected a fraction from 0 to below 1")
 
 
 def split_by_content(examples: Sequence[Mapping[str, object]], fraction: float) -> Split:

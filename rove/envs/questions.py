@@ -11,17 +11,17 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from rove.core.config import import_function
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, Error, nearest
 from rove.core.messages import Messages, as_messages
-from rove.core.plain import Row
+from rove.core.plain import Row, is_sequence
 from rove.core.state import State
 from rove.envs.multi_turn import SingleTurnEnv
 from rove.envs.question_files import FileRow, read_rows
-from rove.envs.question_split import Split, split_by_content
+from rove.envs.question_split import Split, check_held_out, split_by_content
 from rove.rubrics import JudgeRubric, MathRubric, Rubric, scorers
 from rove.rubrics.parser import MaybeThinkParser
 from rove.rubrics.scorers import ACCEPTED_ANSWERS, AcceptedAnswersRubric, RegexRubric, accepted_answers
@@ -83,8 +83,7 @@ class QuestionsEnv(SingleTurnEnv):
         if scorer not in SCORERS and ":" not in scorer:
             expected = f"expected one of {', '.join(SCORERS)}, or package.module:function"
             raise ConfigError(f"scorer is '{scorer}'; {nearest(scorer, SCORERS)}; {expected}")
-        if not 0 <= held_out < 1:
-            raise ConfigError(f"held_out is {held_out}; expected a fraction from 0 to below 1")
+        check_held_out(held_out)
         rows = read_rows(Path(path))
         if not rows:
             raise ConfigError(f"{path} has no rows; expected questions and answers")
@@ -198,23 +197,19 @@ def _example(path: str | Path, row: FileRow, columns: Sequence[str], scorer: str
 _SPACED_GROUPS = re.compile(r"(?<!\d)\d+(?: \d+)+")
 
 
-def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
-    return isinstance(value, (list, tuple))
-
-
 def _is_blank(value: object) -> bool:
     """Return whether a value is missing: null, an empty or blank text, an empty list, or not a number."""
     if isinstance(value, str):
         return not value.strip()
     if isinstance(value, float):
         return math.isnan(value)
-    return value is None or (_is_sequence(value) and not value)
+    return value is None or (is_sequence(value) and not value)
 
 
 def _question(path: str | Path, row: FileRow, column: str) -> str | list[Any]:
     """Return a question as text, or as a list of messages."""
     value = row.values[column]
-    if _is_sequence(value):
+    if is_sequence(value):
         try:
             messages = list(as_messages(value))
         except (Error, TypeError) as error:
@@ -242,7 +237,7 @@ def _check_contents(path: str | Path, row: FileRow, column: str, messages: Messa
 def _answers(path: str | Path, row: FileRow, column: str) -> list[str]:
     """Return the distinct accepted answers of a row, in order."""
     value = row.values[column]
-    listed = list(value) if _is_sequence(value) else [value]
+    listed = list(value) if is_sequence(value) else [value]
     if any(_is_blank(answer) for answer in listed):
         raise ConfigError(f"{path}, {row.position}: the answers are {value!r}; expected no empty answer among them")
     expected = "a text, a number, or a list of accepted answers"
@@ -288,7 +283,7 @@ def _options(path: str | Path, row: FileRow, column: str) -> list[str]:
     except ValueError:
         options = None
     most = len(string.ascii_uppercase)
-    if not _is_sequence(options) or not 2 <= len(options) <= most or any(map(_is_blank, options)):
+    if not is_sequence(options) or not 2 <= len(options) <= most or any(map(_is_blank, options)):
         raise ConfigError(
             f"{path}, {row.position}: the choices are {_short(value)}; expected a list of 2 to {most} options, "
             'or its JSON such as ["red", "green"]'
@@ -305,7 +300,7 @@ def _options(path: str | Path, row: FileRow, column: str) -> list[str]:
 
 def _right_letter(path: str | Path, row: FileRow, column: str, options: Sequence[str]) -> str:
     value = row.values[column]
-    if _is_sequence(value):
+    if is_sequence(value):
         value = list(value)
         if len(value) != 1:
             raise ConfigError(

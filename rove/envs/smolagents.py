@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NotRequired, Optional, Required, TypedDict, Union
 
-from rove.core.digest import digest_code
+from rove.core.code_digest import digest_code
 from rove.core.errors import ConfigError
 from rove.core.plain import Identity, JsonMapping, JsonObject, is_mapping
 from rove.core.state import State

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, SupportsFloat, TypeVar, cast
 
-from rove.core.digest import digest_code
+from rove.core.code_digest import digest_code
 from rove.core.errors import ConfigError, Error, nearest, phase, short_repr
 from rove.core.plain import Arguments, JsonObject
 from rove.core.records import Scores

@@ -16,6 +16,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, RunError
 from rove.core.plain import UNREADABLE
+from rove.runs.serialization import RolloutKey
 from rove.utils.files import open_regular, read_lines, truncate_torn_line
 from rove.utils.systems import lock_file
 
@@ -23,9 +24,6 @@ FILE = "annotations.jsonl"
 MAX_TAG_CHARS = 40
 MAX_NOTE_CHARS = 20_000
 MAX_TAGS_PER_CHANGE = 50
-
-Place = tuple[int | None, str, int]
-"""Key of a rollout: training step (None outside of RL), example key, position in its group."""
 
 
 class RolloutId(msgspec.Struct, frozen=True):
@@ -36,7 +34,7 @@ class RolloutId(msgspec.Struct, frozen=True):
     step: int | None = None
 
     @property
-    def key(self) -> Place:
+    def key(self) -> RolloutKey:
         """The same values as a dict key."""
         return self.step, self.example_key, self.rollout_index
 
@@ -97,7 +95,7 @@ class Annotations:
     def __init__(self, folder: Path):
         self.file = folder / FILE
         self.run = Annotation()
-        self.rollouts: dict[Place, Annotation] = {}
+        self.rollouts: dict[RolloutKey, Annotation] = {}
         """Annotations of the rollouts that have any."""
         self.bad: list[tuple[int, str]] = []
         """Numbers of invalid lines, counted from 1, with the reasons."""
@@ -119,7 +117,7 @@ class Annotations:
             self.run, self.rollouts, self.bad, self.stamp = Annotation(), {}, [], ()
 
     def _read(self, lines: Iterable[bytes]) -> None:
-        annotations: dict[Place | None, Annotation] = {}
+        annotations: dict[RolloutKey | None, Annotation] = {}
         bad: list[tuple[int, str]] = []
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):  # another process is writing it

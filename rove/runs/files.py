@@ -55,6 +55,8 @@ class RunFiles:
             RunError: The folder is not a run, or its config.toml is damaged.
         """
         file = self.path / "config.toml"
+        if not os.path.lexists(self.path):
+            raise RunError(f"{self.path} is not a run folder: it does not exist")
         if not os.path.lexists(file):
             raise RunError(f"{self.path} is not a run folder: it has no config.toml")
         try:

@@ -14,6 +14,8 @@ DERIVED = "derived/"
 ZERO_ADVANTAGE = f"{DERIVED}zero_advantage"
 THROUGHPUT = f"{DERIVED}throughput"
 SECONDS = f"{DERIVED}seconds"
+HELD_OUT_REWARD = re.compile("eval/(.+)/reward/mean")
+"""Name of the mean reward of a held-out evaluation; the group is the name of the evaluation."""
 
 
 class Panel(NamedTuple):
@@ -41,7 +43,7 @@ PANELS = (
     Panel("Reward", "zero-advantage groups", ZERO_ADVANTAGE, in_table=True),
     Panel("Reward", "metrics", "metrics/(.+)", most=1.0),
     Panel("Reward", "metrics above 1", "metrics/(.+)", least=1.0),
-    Panel("Evaluations", "held-out reward", "eval/(.+)/reward/mean", band="interval", in_table=True),
+    Panel("Evaluations", "held-out reward", HELD_OUT_REWARD.pattern, band="interval", in_table=True),
     Panel("Policy", "entropy (nats per token)", "entropy/all/mean", in_table=True),
     Panel("Policy", "KL between sampler and trainer", "(mismatch_kl)/all/mean|(kl)/mean|(reference_kl)/mean"),
     Panel("Policy", "importance ratio", "ratio/mean", in_table=True),
@@ -113,10 +115,19 @@ def seconds_of_sampling_and_training(row: JsonMapping) -> float:
     return sum(float(row[name]) for name in names if _is_number(row.get(name)))
 
 
-def interval_of(row: Mapping[str, float], metric: str) -> tuple[float, float]:
-    """Return the 95% interval of a mean such as "eval/NAME/reward/mean"; without a measured interval, the mean twice."""
+def interval_of(row: Mapping[str, float | None], metric: str) -> tuple[float, float]:
+    """Return the 95% interval of a mean such as "eval/NAME/reward/mean"; without a measured interval, the mean twice.
+
+    An unknown number, which metrics.jsonl has as null, is nan.
+    """
     prefix = metric.removesuffix("mean")
-    return row.get(f"{prefix}interval_low", row[metric]), row.get(f"{prefix}interval_high", row[metric])
+    limits: list[float] = []
+    for name in ("interval_low", "interval_high"):
+        limit = row.get(f"{prefix}{name}")
+        if limit is None:
+            limit = row[metric]
+        limits.append(math.nan if limit is None else limit)
+    return limits[0], limits[1]
 
 
 def zero_advantage_share(*rows: JsonMapping) -> float | None:

@@ -44,7 +44,7 @@ from rove.core.records import Outcome, RolloutRecord, Usage
 from rove.runs.files import RunFiles
 from rove.runs.provenance import SEAL, is_own, seal
 from rove.runs.schema import decoded, decoded_row
-from rove.runs.serialization import decode_outcome, decode_place, decode_record, encode_record
+from rove.runs.serialization import RolloutKey, decode_outcome, decode_place, decode_record, encode_record
 from rove.utils.files import (
     atomic_replace,
     atomic_write,
@@ -90,8 +90,6 @@ PACKAGES = ("rove", "torch", "transformers", "tokenizers", "aiohttp", "msgspec")
 """Packages whose versions are recorded."""
 
 T = TypeVar("T")
-RolloutKey = tuple[int | None, str, int]
-"""Training step (None outside of RL), example key, position in the group."""
 
 
 class Line(NamedTuple):

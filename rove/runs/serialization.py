@@ -18,6 +18,9 @@ from rove.core.messages import Message
 from rove.core.plain import UNREADABLE, JsonValue, MessageDict, ToolDefinition, is_mapping
 from rove.core.records import SCHEMA_VERSION, Outcome, RolloutRecord, StepTokens, TrajectoryStep, Usage
 
+RolloutKey = tuple[int | None, str, int]
+"""Training step (None outside of RL), example key, position in the group."""
+
 
 def _extends(longer: list[JsonValue], shorter: list[JsonValue]) -> bool:
     return len(longer) >= len(shorter) and longer[: len(shorter)] == shorter
@@ -101,8 +104,8 @@ class Place(msgspec.Struct, frozen=True):
     usage: Usage = Usage()
 
     @property
-    def key(self) -> tuple[int | None, str, int]:
-        """Training step (None outside of RL), example key and position in the group."""
+    def key(self) -> RolloutKey:
+        """The key of the rollout."""
         return self.step, self.example_key, self.rollout_index
 
     @property

@@ -308,7 +308,7 @@ def _check_policies(evidence: Evidence) -> None:
     if model is None and len(policies) == 1:
         raise ConfigError(
             f"the environment has one scripted policy, '{policies[0].name}'; expected a good one and a weak one. Add a "
-            "policy that guesses to `policies`: its reward shows how much a guess earns"
+            "policy that guesses to `policies`: its reward shows how much a guess earns. Or start from a pretrained model (-m)"
         )
 
 
@@ -322,8 +322,8 @@ def _model_section(model: ModelEvidence | None, env_args: JsonMapping) -> Sectio
         return Section(
             "model",
             values,
-            "A new model (about 0.5M parameters) with a tokenizer for the environment. docs/train.md says when `rove train` "
-            "replaces it.",
+            "A new model (about 0.5M parameters) with a tokenizer for the environment. If SFT stays at the level of a guess, "
+            "`rove train` starts again with layers that can find and copy parts of the prompt.",
         )
     amount = "enough for RL without SFT" if model.spread_share >= MIN_SPREAD else "few for RL without SFT"
     reason = (
@@ -339,7 +339,7 @@ def _sft_sections(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampl
     title = "teacher" if evidence.teacher_name else "best policy"
     start_name, start = evidence.start
     goal = start + SFT_GOAL * (best.reward - start)
-    available = _training_examples(env_args, evidence) or MAX_DATA_ROLLOUTS
+    available = training_examples(env_args, evidence) or MAX_DATA_ROLLOUTS
     good_share = best.good_share
     # Only the good share of the rollouts is trained on, so more are collected.
     tokens = min(DATA_TOKENS, scale.sft_tokens / good_share)
@@ -401,7 +401,7 @@ def _rl_size(env_args: JsonMapping, evidence: Evidence, scale: Scale) -> tuple[i
     """Return the number of groups in an RL step, and the maximum number of steps."""
     rollout_tokens = max(1.0, evidence.rollout_tokens)
     groups = int(RL_STEP_TOKENS / (GROUP_SIZE * rollout_tokens))
-    groups = min(groups, _training_examples(env_args, evidence) or groups)
+    groups = min(groups, training_examples(env_args, evidence) or groups)
     groups = max(scale.rl_groups, min(scale.max_rl_groups, groups))
     steps = int(RL_TOKENS / (groups * GROUP_SIZE * rollout_tokens))
     return groups, min(scale.rl_steps, max(MIN_RL_STEPS, steps))
@@ -439,7 +439,7 @@ def _rl_section(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled
         "evaluation": [{**sampled, "every": 10}],
     }
     reason = "Ends earlier when the sampled reward on held-out examples has not risen for some evaluations."
-    if _training_examples(env_args, evidence) is None:
+    if training_examples(env_args, evidence) is None:
         reason += " `num_examples` gives every step new examples."
     return Section("rl", [values], reason + _limit(evidence))
 
@@ -451,7 +451,7 @@ def _with_examples(env_args: JsonMapping, evidence: Evidence, count: int) -> Jso
     return {"num_examples": count, **env_args}
 
 
-def _training_examples(env_args: JsonMapping, evidence: Evidence) -> int | None:
+def training_examples(env_args: JsonMapping, evidence: Evidence) -> int | None:
     """Return the number of training examples; None if the environment has as many as the recipe requests."""
     return evidence.limit if _makes_examples(env_args, evidence) else evidence.examples
 

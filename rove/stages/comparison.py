@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rove.core.config import dotted
-from rove.core.errors import ConfigError, RunError
+from rove.core.errors import RunError
 from rove.core.messages import as_messages, text_of
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonObject
 from rove.core.records import Outcome
-from rove.envs.question_files import is_question_file
 from rove.runs.run import Run
 from rove.statistics import Comparison
-from rove.statistics.compare import comparison_row, scored_outcomes
+from rove.statistics.compare import comparison_row, run_settings, scored_outcomes
 from rove.statistics.format import caveats
 from rove.utils.markdown import code, plain
 from rove.utils.units import counted
 
-ANY_FLAG = "--any-environment"
-ENVIRONMENT_SETTINGS = ("env", "env_args", "rubric", "train")
-"""Settings in a run's identity that determine the run's examples and rewards."""
 FOLDER = "folder#"
 """Start of a model folder's digest in a run's identity; see `rove.core.digest.digest_model`."""
 
@@ -34,6 +29,8 @@ class ComparedRun(NamedTuple):
     """The run's scored rollouts."""
     unscored: int
     """Number of rollouts that ran and have no score."""
+    examples: int
+    """Number of examples of which a rollout ran."""
     config: JsonObject
     """Settings of the run's command."""
     rove: str | None
@@ -51,12 +48,10 @@ class ComparedRun(NamedTuple):
         return f"{parts[0]} {parts[1]}" if len(parts) > 2 else parts[0]
 
     @property
-    def env_name(self) -> str:
-        """The environment without its version. All files of questions have the same name, because they are compared by
-        their examples.
-        """
-        name = str(self.settings.get("env", "")).split("#")[0]
-        return "a file of questions" if is_question_file(name) else name
+    def has_all_examples(self) -> bool:
+        """Whether no examples remain: the run was to evaluate all examples, or more than there are."""
+        planned = self.config.get("num_examples")
+        return planned == -1 or (isinstance(planned, int) and planned > self.examples)
 
     @property
     def counts(self) -> str:
@@ -76,18 +71,13 @@ def read_run(path: str) -> ComparedRun:
     run = Run(path)
     config = run.config()
     last = scored_outcomes(run)
+    lines = run.ledger()[0]
     if not last:
         raise RunError(f"{path} has no scored rollouts to compare; `rove eval` makes some")
-    settings = dotted({"kind": config["kind"], **config["identity"]})
     versions = run.versions()
     version = versions[-1].get("rove") if versions else None
-    return ComparedRun(settings, last, len(run.ledger()[0]) - len(last), config["config"], version)
-
-
-def differing(a: JsonMapping, b: JsonMapping) -> dict[str, list[Any]]:
-    """Return the settings that differ, with both values; a value is None if a run lacks the setting."""
-    values = {name: [a.get(name), b.get(name)] for name in sorted(a.keys() | b.keys())}
-    return {name: [old, new] for name, (old, new) in values.items() if old != new}
+    examples = len({key for _, key, _ in lines})
+    return ComparedRun(run_settings(run), last, len(lines) - len(last), examples, config["config"], version)
 
 
 def named_models(settings: Mapping[str, list[Any]], a: ComparedRun, b: ComparedRun) -> dict[str, list[Any]]:
@@ -101,26 +91,6 @@ def named_models(settings: Mapping[str, list[Any]], a: ComparedRun, b: ComparedR
     if models[0] == models[1]:
         models = [f"{run.model} ({digest})" for run, digest in zip((a, b), digests, strict=True)]
     return {**settings, "model": models}
-
-
-def check_comparable(a: ComparedRun, b: ComparedRun) -> None:
-    """Refuse runs whose results could differ for reasons other than the models."""
-    names = [run.env_name for run in (a, b)]
-    # Rewards of different environments have different scales.
-    if names[0] != names[1]:
-        raise ConfigError(
-            f"the runs are of different environments, '{names[0]}' and '{names[1]}': a difference of their rewards says nothing "
-            f"about the models. Compare runs of one environment, or give {ANY_FLAG}"
-        )
-    # Equal examples make runs comparable, even if their settings differ.
-    if {outcome.example_key for outcome in a.outcomes} & {outcome.example_key for outcome in b.outcomes}:
-        return
-    changed = [name for name in differing(a.settings, b.settings) if name.split(".")[0] in ENVIRONMENT_SETTINGS]
-    if changed:
-        raise ConfigError(
-            f"the runs share no examples, and these settings of the environment differ: {', '.join(changed)}. Evaluate both "
-            f"models with the same settings, or give {ANY_FLAG}"
-        )
 
 
 def read_questions(path: str, comparison: Comparison) -> dict[str, str]:

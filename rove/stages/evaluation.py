@@ -12,7 +12,7 @@ from rove.core.errors import ConfigError
 from rove.core.plain import Arguments, JsonMapping, JsonObject, is_mapping
 from rove.core.protocols import Client
 from rove.core.ranges import CountOrAll, Device, NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds
-from rove.core.records import PROMPT_TOO_LONG, ErrorInfo, Outcome, RolloutRecord
+from rove.core.records import PROMPT_TOO_LONG, Outcome, RolloutRecord
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_arguments
 from rove.envs.questions import QuestionsEnv
@@ -157,7 +157,7 @@ class EvalProgress:
         """Count a finished rollout."""
         self.count += 1
         if record.error is not None and not self.failed:
-            message = f"{record.error.type}: {record.error.message}{source_line(record.error)}"
+            message = f"{record.error.type}: {record.error.message}{record.error.source_line}"
             self.reporter.note(f"first failure, in {record.error.phase}: {message}", important=True)
         if record.error is not None:
             self.failed += 1
@@ -305,9 +305,3 @@ def _with_price(config: EvalConfig) -> EvalConfig:
     if config.price is not None or endpoint is None or endpoint.price is None:
         return config
     return msgspec.structs.replace(config, price=Price(**endpoint.price))
-
-
-def source_line(error: ErrorInfo) -> str:
-    """Return the innermost file and line of an error's traceback."""
-    lines = [line.strip() for line in error.traceback.splitlines() if line.strip().startswith("File ")]
-    return f" ({lines[-1]})" if lines else ""

@@ -414,7 +414,7 @@ def _first_errors(records: Mapping[str, Sequence[RolloutRecord]]) -> dict[str, s
     for name, policy_records in records.items():
         error = next((record.error for record in policy_records if record.error is not None), None)
         if error is not None:
-            texts[name] = f"{error.phase}: {error.type}: {error.message}"
+            texts[name] = f"{error.phase}: {error.type}: {error.message}{error.source_line}"
     return texts
 
 

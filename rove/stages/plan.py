@@ -87,4 +87,4 @@ def plan_table(recipe: Recipe, estimate: Estimate | None) -> Table:
 
 
 def _examples(count: int) -> str:
-    return "all examples" if count < 0 else f"{count:,} examples"
+    return "all examples" if count < 0 else f"{count:,} example{'' if count == 1 else 's'}"

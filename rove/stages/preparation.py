@@ -18,7 +18,7 @@ from rove.models.load import LoadedModel, load_for_sampling
 from rove.models.pretrained import model_path
 from rove.runs.provenance import seal
 from rove.runs.train_folder import RECIPE, locked
-from rove.stages.choice import choose, limited, requested_examples
+from rove.stages.choice import choose, limited, requested_examples, training_examples
 from rove.stages.clients import SCRIPTED, is_folder, make_client
 from rove.stages.examination import (
     MAX_COUNTED,
@@ -38,6 +38,9 @@ from rove.train.held_out import count_shared, keys_of
 from rove.utils.event_loop import run_async
 from rove.utils.files import atomic_write
 from rove.utils.processes import release_memory
+
+MIN_TRAINING_EXAMPLES = 30
+"""With fewer different training examples, a model memorizes them."""
 
 
 def count_examples(
@@ -190,6 +193,12 @@ def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device
     with reporter.working(f"counting the examples of {env}"):
         sections, evidence = choose_examples(examined, examination.evidence)
     examination = examination._replace(evidence=evidence)
+    available = training_examples(env_args, evidence)
+    if available is not None and available < MIN_TRAINING_EXAMPLES:
+        reporter.warning(
+            f"{env} has {available} example{'' if available == 1 else 's'} for training, which a model memorizes; add different "
+            "ones, 1,000 if possible"
+        )
     if request.env_dir is not None:
         sections[0].values["env_dir"] = request.env_dir
     for section in sections:

@@ -344,7 +344,7 @@ def read_recipe(path: Path, values: JsonObject, variants: Sequence[str] = ()) ->
                     merge(table, changes)
             else:
                 values[key] = changes
-    return convert(RecipeFile, values)
+    return convert(RecipeFile, values, advice="; rove train ENV --dry-run writes a complete recipe")
 
 
 def find_recipe(name: str, file: str | Path | None, model: str | None) -> Path:

@@ -15,7 +15,7 @@ from rove.core.records import RolloutRecord
 from rove.runs.metrics import DERIVED, panels, with_derived
 from rove.statistics import Comparison
 from rove.statistics.compare import name_width
-from rove.statistics.format import cut, folded, number, percent, signed, sparkline
+from rove.statistics.format import cost_text, cut, folded, number, percent, signed, sparkline
 from rove.utils.console import TextTable, styled
 from rove.utils.units import human_seconds
 
@@ -68,11 +68,11 @@ def _usage(summary: JsonMapping, unit: str) -> list[str]:
             parts.append(f"{label}: {p50} (p90 {p90}, p99 {p99})")
     for role, used in summary.get("model_roles", {}).items():
         tokens = f"{used['prompt_tokens']:,} prompt, {used['completion_tokens']:,} completion tokens"
-        cost = f", cost {used['cost']:.4g}" if "cost" in used else ""
+        cost = f", cost {cost_text(used['cost'])}" if "cost" in used else ""
         parts.append(f"{role}: {used['calls']:,} calls, {tokens}{cost}")
     if "cost" in summary:
         cost = summary["cost"]
-        parts.append(f"cost: {cost['total']:.4g}, {cost['per_rollout'] or 0.0:.2g} per rollout")
+        parts.append(f"cost: {cost_text(cost['total'])}, {cost_text(cost['per_rollout'], 2)} per rollout")
     return parts
 
 
@@ -110,7 +110,7 @@ def movers_table(comparison: Comparison, questions: Mapping[str, str] = MappingP
     return table
 
 
-def curves_table(metrics: Sequence[Mapping[str, float]], title: str) -> Table:
+def curves_table(metrics: Sequence[Mapping[str, float | None]], title: str) -> Table:
     """Return a table with the first value, last value and curve of the main metrics of a training run."""
     table = TextTable(title=title, title_justify="left", width=96)
     table.add_column("", style="bold")

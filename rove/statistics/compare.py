@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from rove.core.config import dotted
 from rove.core.errors import ConfigError, nearest
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.records import Outcome, RolloutRecord
 from rove.runs.run import Run
 from rove.statistics.format import caveats, folded, interval, number, signed
@@ -20,6 +22,7 @@ from rove.statistics.intervals import (
     ONE,
     POINTS,
     Estimate,
+    Z,
     equal_limits,
     mean,
     needed_examples,
@@ -37,6 +40,11 @@ if TYPE_CHECKING:
 CompareSource = str | Path | Run | EvaluationResult | Iterable[Outcome | RolloutRecord]
 """Input of `compare`: a run folder, a run, the result of an evaluation that wrote a run, or rollouts."""
 REWARD = "reward"
+ANY_FLAG = "--any-environment"
+ENVIRONMENT_SETTINGS = ("env", "env_args", "rubric", "train")
+"""Settings in a run's identity that determine the run's examples and rewards."""
+QUESTION_FILES = (".jsonl", ".ndjson", ".csv", ".parquet")
+"""Suffixes of files of questions."""
 NUMBER_COLUMNS = 53
 """Number of columns that a comparison's table needs for numbers, the direction and borders."""
 MOVERS = 10
@@ -52,8 +60,6 @@ MOST_FLIPPED = 12
 """Maximum number of differing examples for which `sign_flip_test` counts all combinations of signs."""
 SIGNIFICANT = 0.05
 """Maximum p-value of a significant test."""
-Z = 1.959963984540054
-"""Normal quantile of a 95% interval."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -180,22 +186,60 @@ def _read_sides(
     a: Run | Iterable[Outcome | RolloutRecord],
     b: Run | Iterable[Outcome | RolloutRecord],
     names: tuple[str, str] | None,
+    any_environment: bool,
 ) -> tuple[tuple[_Side, _Side], tuple[str, str]]:
     """Return the values of both runs, and the names of the runs."""
     side_a, side_b = (_Side(scored_outcomes(source) if isinstance(source, Run) else source) for source in (a, b))
     if isinstance(a, Run) and isinstance(b, Run):
-        if not side_a.ids.keys() & side_b.ids.keys():
-            _check_environments(a, b)
+        if not any_environment:
+            check_comparable(run_settings(a), run_settings(b), bool(side_a.ids.keys() & side_b.ids.keys()))
         names = names or run_names(a.path, b.path)
     return (side_a, side_b), names or ("A", "B")
 
 
-def _check_environments(run_a: Run, run_b: Run) -> None:
-    names = [run.config()["config"].get("env") for run in (run_a, run_b)]
-    if None not in names and names[0] != names[1]:
+def run_settings(run: Run) -> JsonObject:
+    """Return a run's identity under dotted names, including the kind of run."""
+    config = run.config()
+    return dotted({"kind": config["kind"], **config["identity"]})
+
+
+def environment_name(settings: JsonMapping) -> str:
+    """Return the environment of `run_settings` without its version. All files of questions have the same name, because they are
+    compared by their examples.
+    """
+    name = str(settings.get("env", "")).split("#")[0]
+    return "a file of questions" if Path(name).suffix.lower() in QUESTION_FILES else name
+
+
+def differing(a: JsonMapping, b: JsonMapping) -> dict[str, list[JsonValue]]:
+    """Return the settings that differ, with both values; a value is None if a run lacks the setting."""
+    values = {name: [a.get(name), b.get(name)] for name in sorted(a.keys() | b.keys())}
+    return {name: [old, new] for name, (old, new) in values.items() if old != new}
+
+
+def check_comparable(a: JsonMapping, b: JsonMapping, share_examples: bool) -> None:
+    """Refuse runs whose results could differ for reasons other than the models.
+
+    Args:
+        a: `run_settings` of the first run.
+        b: `run_settings` of the second run.
+        share_examples: Whether both runs scored some example.
+    """
+    names = [environment_name(settings) for settings in (a, b)]
+    # Rewards of different environments have different scales.
+    if names[0] != names[1]:
         raise ConfigError(
             f"the runs are of different environments, '{names[0]}' and '{names[1]}': a difference of their rewards says nothing "
-            "about the models. Compare runs of one environment, or pass their rollouts: rove.Run(FOLDER).outcomes()"
+            f"about the models. Compare runs of one environment, or give {ANY_FLAG} (any_environment=True in Python)"
+        )
+    # Equal examples make runs comparable, even if their settings differ.
+    if share_examples:
+        return
+    changed = [name for name in differing(a, b) if name.split(".")[0] in ENVIRONMENT_SETTINGS]
+    if changed:
+        raise ConfigError(
+            f"the runs share no examples, and these settings of the environment differ: {', '.join(changed)}. Evaluate both "
+            f"models with the same settings, or give {ANY_FLAG} (any_environment=True in Python)"
         )
 
 
@@ -206,6 +250,7 @@ def compare(
     *,
     names: tuple[str, str] | None = None,
     movers: int = MOVERS,
+    any_environment: bool = False,
 ) -> Comparison:
     """Compare two runs (b − a) over the examples that both have scored.
 
@@ -228,15 +273,17 @@ def compare(
         value: "reward", or the name of a reward function or metric of both runs.
         names: Names of the runs in the verdict. Default: the names of two run folders, "A" and "B" for rollouts.
         movers: Maximum number of examples listed per direction.
+        any_environment: Also compare runs of different environments or data, like `rove compare --any-environment`.
 
     Example:
         >>> print(rove.compare("runs/before", "runs/after"))
 
     Raises:
-        ConfigError: A run has no scored rollout or lacks the value, or the runs have different environments.
+        ConfigError: A run has no scored rollout or lacks the value, or the runs have different environments, or they share no
+            examples and have different settings of the environment.
         RunError: A folder contains no run.
     """
-    (side_a, side_b), names = _read_sides(_as_run(a), _as_run(b), names)
+    (side_a, side_b), names = _read_sides(_as_run(a), _as_run(b), names, any_environment)
     for side, name in zip((side_a, side_b), names):
         if not side.keys:
             raise ConfigError(f"{name} has no scored rollout; a comparison needs at least one in each run")
@@ -276,6 +323,7 @@ def compare(
 def _difference(name: str, a: _Side, b: _Side) -> tuple[Difference, int | None]:
     """Return the difference of one value, and the number of examples needed to detect a difference of 0.02."""
     weight = None if name == REWARD else b.weights.get(name, a.weights.get(name, 0.0))
+    is_metric = weight == 0.0
     columns = a.column(name), b.column(name)
     in_a, in_b = a.means(name), b.means(name)
     shared = in_a.keys() & in_b.keys()
@@ -283,12 +331,14 @@ def _difference(name: str, a: _Side, b: _Side) -> tuple[Difference, int | None]:
         in_a = {key: in_a[key] for key in shared}
         in_b = {key: in_b[key] for key in shared}
         gaps = [in_b[key] - in_a[key] for key in shared]
-        estimate = _paired(gaps, _value_range(*columns, len(gaps)))
+        estimate = _paired(gaps, _value_range(*columns, len(gaps), is_metric))
         variance = sample_variance(gaps)
     else:
-        estimate = _unpaired(*columns)
+        estimate = _unpaired(*columns, is_metric)
         variance = sum(sample_variance(column.example_means()) for column in columns)
-    if _are_binary(*columns) and math.isfinite(estimate.low):  # a difference of two shares is between −1 and 1
+    if _are_binary(*columns, is_metric) and math.isfinite(
+        estimate.low
+    ):  # a difference of two shares is between −1 and 1
         estimate = msgspec.structs.replace(estimate, low=max(-1.0, estimate.low), high=min(1.0, estimate.high))
     difference = Difference(
         name,
@@ -305,11 +355,11 @@ def _difference(name: str, a: _Side, b: _Side) -> tuple[Difference, int | None]:
     return difference, needed_examples(variance)
 
 
-def _value_range(a: Column, b: Column, examples: int) -> tuple[float, float] | None:
+def _value_range(a: Column, b: Column, examples: int, is_metric: bool) -> tuple[float, float] | None:
     """Return the smallest and the largest value that a rollout may have; None if there are too few examples to know them, or
     the values overflow.
     """
-    if _are_binary(a, b):
+    if _are_binary(a, b, is_metric):
         return 0.0, 1.0
     low, high = min(a.low, b.low), max(a.high, b.high)
     if examples < FEWEST_RANGE or not TOLERANCE < high - low <= LARGEST:
@@ -317,8 +367,10 @@ def _value_range(a: Column, b: Column, examples: int) -> tuple[float, float] | N
     return low, high
 
 
-def _are_binary(a: Column, b: Column) -> bool:
-    return a.levels | b.levels <= {0.0, 1.0}
+def _are_binary(a: Column, b: Column, is_metric: bool) -> bool:
+    """Return whether the only possible values are 0 and 1. Equal values of a metric may be a count; see `metric_estimate`."""
+    levels = a.levels | b.levels
+    return levels <= {0.0, 1.0} and (len(levels) == 2 or not is_metric)
 
 
 def _paired(gaps: Sequence[float], limits: tuple[float, float] | None) -> Estimate:
@@ -365,21 +417,19 @@ def _is_near(a: float, b: float) -> bool:
     return abs(a - b) <= TOLERANCE
 
 
-def _unpaired(a: Column, b: Column) -> Estimate:
+def _unpaired(a: Column, b: Column, is_metric: bool) -> Estimate:
     """Estimate the difference between the means of different examples."""
-    limits = _value_range(a, b, min(a.examples, b.examples))
-    return difference_estimate(*(_run_estimate(column, limits) for column in (a, b)))
+    limits = _value_range(a, b, min(a.examples, b.examples), is_metric)
+    return difference_estimate(*(_run_estimate(column, limits, is_metric) for column in (a, b)))
 
 
-def _run_estimate(column: Column, limits: tuple[float, float] | None) -> Estimate:
+def _run_estimate(column: Column, limits: tuple[float, float] | None, is_metric: bool) -> Estimate:
     """Estimate the mean of one run, whose rollouts have values within `limits`."""
-    estimate = column.estimate
-    if column.levels <= {0.0, 1.0} or math.isnan(estimate.mean):  # its interval is exact, or there is none
-        return estimate
+    estimate = column.metric_estimate if is_metric else column.estimate
     values = column.example_means()
     if estimate.caveat == EQUAL and limits is not None:
         return Estimate(estimate.mean, *equal_limits(estimate.mean, len(values), *limits))
-    if math.isnan(estimate.low):
+    if column.levels <= {0.0, 1.0} or math.isnan(estimate.low):  # its interval is exact, or there is none
         return estimate
     return msgspec.structs.replace(widened_t(values), caveat=FEW if len(values) < FEWEST_COMPARED else None)
 

@@ -26,6 +26,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:.{digits}f}"
 
 
+def cost_text(value: float | None, digits: int = 4) -> str:
+    """Format a cost with `digits` significant digits, since it may be a fraction of a cent; None or nan → "–"."""
+    return "–" if value is None or math.isnan(value) else f"{value:.{digits}g}"
+
+
 def limits(estimate: Mapping[str, object]) -> tuple[float, float] | None:
     """Return the limits of the interval of an estimate from a summary; None without limits."""
     low, high = estimate.get("low"), estimate.get("high")
@@ -66,9 +71,9 @@ def version_words(spans: Sequence[tuple[int, int]]) -> str:
     return f"version {first:,}" if first == last else f"versions {first:,}–{last:,}"
 
 
-def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Return a curve as one line of text, averaged down to `width` characters."""
-    clean = [value for value in values if not math.isnan(value)]
+def sparkline(values: Sequence[float | None], width: int = 40) -> str:
+    """Return a curve as one line of text, averaged down to `width` characters; None and non-finite values are omitted."""
+    clean = [value for value in values if value is not None and math.isfinite(value)]
     if not clean:
         return ""
     size = max(1, math.ceil(len(clean) / width))

@@ -14,7 +14,9 @@ from rove.core.errors import ConfigError
 
 POINTS = 0.02
 """Difference for which sample sizes are planned: two points of a score between 0 and 1."""
-Z_BOTH = 1.959963984540054 + 0.8416212335729143
+Z = 1.959963984540054
+"""Normal quantile of a 95% interval."""
+Z_BOTH = Z + 0.8416212335729143
 """Sum of the normal quantiles of a 95% interval and of 80% power."""
 NO_VARIANCE = 1e-18
 """A variance below this value is only the rounding error of equal values."""

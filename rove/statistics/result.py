@@ -237,8 +237,17 @@ def summary_table(summary: JsonMapping, title: str) -> Table:
     table.add_column("95% interval", justify="right", no_wrap=True)
     table.add_column("weight", justify="right")
     for name, estimate, weight in rows:
-        table.add_row(folded(name, SUMMARY_NAME), number(estimate["mean"]), interval(estimate), weight)
+        label = "\n".join(filter(None, [folded(name, SUMMARY_NAME), coverage(estimate)]))
+        table.add_row(label, number(estimate["mean"]), interval(estimate), weight)
     return table
+
+
+def coverage(estimate: Mapping[str, object]) -> str:
+    """Return the examples of a pass@k as text, "3 of 100 examples", if others have too few rollouts; else ""."""
+    examples, left_out = estimate.get("examples"), estimate.get("left_out")
+    if not isinstance(examples, int) or not isinstance(left_out, int) or not left_out:
+        return ""
+    return f"{examples:,} of {examples + left_out:,} examples"
 
 
 def _passes(summary: JsonMapping) -> list[tuple[str, Mapping[str, float]]]:

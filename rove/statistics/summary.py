@@ -19,6 +19,7 @@ from rove.statistics.intervals import (
     NO_VARIANCE,
     POINTS,
     Estimate,
+    graded_estimate,
     mean_estimate,
     needed_examples,
     pass_at_k,
@@ -101,6 +102,13 @@ class Column:
     def estimate(self) -> Estimate:
         """The mean of the example means: each example has equal weight, regardless of failed rollouts."""
         return mean_estimate(self.example_means(), self.levels, sum(self.counts))
+
+    @property
+    def metric_estimate(self) -> Estimate:
+        """The same mean for a metric. Equal values have no interval: a metric may be a count, such as one turn per rollout, and
+        then 1 is not the largest possible value.
+        """
+        return graded_estimate(self.example_means(), self.levels) if len(self.levels) == 1 else self.estimate
 
     def estimate_up_to(self, top: float | None) -> Estimate:
         """Return the estimate of values between 0 and `top`; if `top` is None, no limit is known.
@@ -277,7 +285,10 @@ class Tally:
             examples=examples,
             reward=reward.estimate_up_to(self._columns.highest_reward),
             functions={
-                name: FunctionEstimate(*astuple(column.estimate), weight=weights.get(name, 0.0))
+                name: FunctionEstimate(
+                    *astuple(column.estimate if weights.get(name) else column.metric_estimate),
+                    weight=weights.get(name, 0.0),
+                )
                 for name, column in self._columns.named.items()
             },
             pass_threshold=self.pass_threshold,

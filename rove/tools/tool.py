@@ -19,7 +19,8 @@ from typing import Any, NotRequired, Optional, Required, TypedDict
 
 import msgspec
 
-from rove.core.digest import digest_code, fingerprint
+from rove.core.code_digest import digest_code
+from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError, ToolParseError, nearest
 from rove.core.messages import cut_quotation
 from rove.core.plain import Arguments, JsonObject, JsonValue, is_mapping

@@ -153,7 +153,7 @@ def overlap_note(metric: str | None, evaluations: Iterable[EvaluationConfig], se
         advice = f"skip_examples = {evaluation.num_examples}" if evaluation.num_examples > 0 else "other env_args"
         return (
             f"the results table uses examples that also chose the weights ({metric}), {seeds} too high; "
-            f"set {advice} under [evaluation] in a copy of the recipe"
+            f"set {advice} under [evaluation] in a copy of the recipe, if the environment has more examples"
         )
     return None
 

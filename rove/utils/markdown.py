@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from rove.utils.terminal_text import ESCAPED_CATEGORIES
 
 MAX_TEXT = 200
-"""Maximum characters of a text that `plain` and `code` return; longer texts are cut and end with "…"."""
+"""Default maximum of the characters that `plain` and `code` return; longer texts are cut and end with "…"."""
 
 
 def cell(text: str) -> str:
@@ -23,24 +23,24 @@ def table_lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]
     return lines + [f"| {' | '.join(map(cell, row))} |" for row in rows]
 
 
-def plain(text: str) -> str:
+def plain(text: str, max_chars: int = MAX_TEXT) -> str:
     """Escape text so that Markdown shows it as it is, on one line, and GitHub makes no links or notifications."""
-    escaped = re.sub(r"([\\`*_{}\[\]<>()#!|~&@:$^])", r"\\\1", _one_line(text))
+    escaped = re.sub(r"([\\`*_{}\[\]<>()#!|~&@:$^])", r"\\\1", _one_line(text, max_chars))
     escaped = re.sub(r"(www)\.", r"\1\\.", escaped, flags=re.IGNORECASE)
     return escaped.replace("@", "@\u2060")  # GitHub links names after "@" even in rendered text
 
 
-def code(text: str) -> str:
+def code(text: str, max_chars: int = MAX_TEXT) -> str:
     """Return text as inline code that is also safe in a table cell; GitHub interprets no markup, links or names in code."""
-    line = _one_line(text).replace("|", "\u2502") or " "  # a "|" would end the cell
+    line = _one_line(text, max_chars).replace("|", "\u2502") or " "  # a "|" would end the cell
     longest_run = max(map(len, re.findall("`+", line)), default=0)
     fence = "`" * (longest_run + 1)
     pad = " " if line.startswith("`") or line.endswith("`") else ""
     return f"{fence}{pad}{line}{pad}{fence}"
 
 
-def _one_line(text: str) -> str:
-    """Return text without line ends, control and formatting characters, cut off after `MAX_TEXT` characters."""
-    cut = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+def _one_line(text: str, max_chars: int) -> str:
+    """Return text without line ends, control and formatting characters, cut off after `max_chars` characters."""
+    cut = text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
     visible = (" " if unicodedata.category(char) in ESCAPED_CATEGORIES else char for char in cut)
     return " ".join("".join(visible).split())

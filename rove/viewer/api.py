@@ -159,7 +159,7 @@ def overview(store: RunStore, params: QueryParams) -> dict[str, object]:
     folder = store.run(name)
     index, progress = store.index(name)
     store.prepare(name)
-    overview = describe_overview(folder, index, progress.size > 0)
+    overview = describe_overview(folder, index, progress)
     # Here rather than in the handler, so that the message names the run.
     try:
         msgspec.json.encode(overview)

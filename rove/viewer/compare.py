@@ -9,6 +9,8 @@ import msgspec
 
 from rove.core.records import Outcome, Scores
 from rove.statistics import Difference, compare, t_quantile
+from rove.statistics.compare import REWARD
+from rove.statistics.intervals import DIGITS
 from rove.viewer.index import Index
 from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN, reward_weights
 
@@ -32,6 +34,9 @@ def compare_runs(a: Index, b: Index, value: str, names: tuple[str, str], compari
         mover["lines"] = [_lowest(index, mover["example_key"]) for index in (a, b)]
         [(mover["question"],)] = b.query("SELECT text FROM questions WHERE line = ?", [mover["lines"][1]])
     corrected = _corrected(comparison.main, comparisons)
+    if corrected is not None and _are_binary(a, value) and _are_binary(b, value):
+        # As in `compare`: a difference of two shares is between −1 and 1.
+        corrected = [max(-1.0, corrected[0]), min(1.0, corrected[1])]
     return {**result, "threshold": b.pass_threshold, "limit": MAX_MOVERS, "corrected": corrected}
 
 
@@ -42,6 +47,13 @@ def _corrected(main: Difference, comparisons: int) -> list[float] | None:
     freedom = max(1, main.examples - 1) if main.examples else 1000
     wider = t_quantile(1 - 0.025 / comparisons, freedom) / t_quantile(0.975, freedom)
     return [main.difference + (end - main.difference) * wider for end in (main.low, main.high)]
+
+
+def _are_binary(index: Index, value: str) -> bool:
+    """Return whether a value is 0 or 1 in every scored rollout."""
+    column = REWARD if value == REWARD else index.columns()[value]
+    sql = f"SELECT COUNT(*) FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND ROUND({column}, {DIGITS}) NOT IN (0, 1)"
+    return index.query(sql) == [(0,)]
 
 
 def _lowest(index: Index, key: str) -> int:

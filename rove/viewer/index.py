@@ -219,6 +219,11 @@ class Index:
                 self._database.close()
                 self._database = None
 
+    def release(self) -> None:
+        """Close the database until it is needed again, unless it is in memory and would be lost."""
+        if self.store is not None and not self._in_memory:
+            self.close()
+
     def catch_up(self, seconds: float = 0.2) -> Progress:
         """Read new lines for about `seconds`; call it again until the progress is `done`."""
         with self._lock:
@@ -254,7 +259,8 @@ class Index:
         Beyond `MAX_CACHED_RESULTS`, the least recently used results are dropped.
         """
         with self._lock:
-            [stamp] = self.query("SELECT bytes, lines, ? FROM seen", [str(self._annotated)])
+            settings = str((self._annotated, self.pass_threshold))
+            [stamp] = self.query("SELECT bytes, lines, mark, ? FROM seen", [settings])
             if stamp != self._stamp:
                 self._cache, self._stamp = {}, stamp
             result = self._cache.pop(name) if name in self._cache else find()

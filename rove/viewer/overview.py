@@ -10,7 +10,7 @@ from rove.runs.metrics import SECONDS
 from rove.runs.run import Run
 from rove.statistics.format import duration, shown
 from rove.viewer import queries
-from rove.viewer.index import Index, alert_rows
+from rove.viewer.index import Index, Progress, alert_rows
 from rove.viewer.report import TABLE_HEAD, RunReport, cards, table_rows
 from rove.viewer.run_settings import masked, settings_of
 from rove.viewer.verdict import training_verdict
@@ -19,9 +19,10 @@ MAX_FILES = 200
 """Maximum number of files of a run folder that are listed."""
 
 
-def overview(run: Run, index: Index, has_rollouts: bool) -> JsonObject:
+def overview(run: Run, index: Index, progress: Progress) -> JsonObject:
     """Return the contents of a run's first page."""
-    report = RunReport(run)
+    report = RunReport(run, index, progress)
+    has_rollouts = progress.size > 0
     training = report.kind != "eval"
     content = report.training() if training else _evaluation(report)
     weights = queries.reward_weights(index) if has_rollouts else {}
@@ -50,7 +51,7 @@ def overview(run: Run, index: Index, has_rollouts: bool) -> JsonObject:
         "versions": report.versions,
         "settings": settings_of(run),
         "files": list(_files(run)),
-        "limit": report.summary.get("too_few", ""),
+        "limit": "; ".join(filter(None, [report.summary.get("too_few"), *report.omitted_rollouts])),
     }
 
 

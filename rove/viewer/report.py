@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import stdev
@@ -21,15 +21,18 @@ import tomli_w
 from rove.core.errors import RunError
 from rove.core.masking import without_secrets
 from rove.core.plain import JsonMapping, JsonObject
-from rove.runs.metrics import panels, seconds_of_sampling_and_training, with_derived
+from rove.runs.metrics import HELD_OUT_REWARD, panels, seconds_of_sampling_and_training, with_derived
 from rove.runs.run import Run
 from rove.runs.train_folder import TrainFolder
 from rove.statistics import Price, Tally
-from rove.statistics.format import caveats, duration, interval, shown
+from rove.statistics.format import caveats, cost_text, duration, interval, shown
+from rove.statistics.result import coverage
 from rove.utils.files import atomic_write
+from rove.utils.markdown import code, plain
+from rove.utils.units import counted
 from rove.viewer import queries, training_steps
 from rove.viewer.html import finite, utf8_text, whole_page
-from rove.viewer.index import Index, JsonlTail, alert_rows
+from rove.viewer.index import Index, JsonlTail, Progress, alert_rows
 from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
 from rove.viewer.rollouts import describe_rollout, read_line
 from rove.viewer.run_settings import describe_run
@@ -48,16 +51,22 @@ KINDS = {"eval": "", "rl": "RL", "sft": "SFT"}
 TABLE_HEAD = ("value", "mean", "95% interval", "weight")
 GROUP_STEPS = 10
 """Number of last training steps whose groups are shown."""
-CONTROL_CHARS = "\\x00-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069"
-"""Characters that control terminals or change the text direction, in the syntax of a regular expression."""
+MAX_LINE_CHARS = 4000
+"""Maximum characters of a command and of a sentence in Markdown; cells of tables are shorter."""
 OMITTED_FIELDS = ("tokens", "tools", "schema_version", "env_id", "temperature", "cut")
 """Fields of a rollout that a report omits."""
 
 
 class RunReport:
-    """The contents of a report."""
+    """The contents of a report.
 
-    def __init__(self, run: Run):
+    Args:
+        run: The run.
+        index: The index of its rollouts.
+        progress: The progress of the index. While an unfinished evaluation is being indexed, its report has no numbers.
+    """
+
+    def __init__(self, run: Run, index: Index, progress: Progress):
         self.run = run
         content = describe_run(run)
         self.kind: str = content["kind"]
@@ -65,15 +74,15 @@ class RunReport:
         self.versions = _last_versions(run)
         finished = run.summary()
         self.complete = finished is not None
-        self.num_rollouts = 0
+        self.num_rollouts: int = 0
         """Number of rollouts in the run folder, without superseded rollouts."""
+        if progress.size:
+            [(self.num_rollouts,)] = index.query(f"SELECT COUNT(*) FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS}")
+        self.num_bad = progress.bad
+        """Number of damaged lines in rollouts.jsonl."""
         self.summary: JsonObject = finished or {}
-        if self.kind == "eval":
-            try:
-                tally = self._tally()
-                self.summary = finished or tally.result().to_dict()
-            except OverflowError as error:
-                raise RunError(f"{run.path}: the rewards are too large for a mean ({error})") from error
+        if self.kind == "eval" and not self.complete and progress.done:
+            self.summary = self._summary(index)
 
     def training(self, steps: Sequence[Mapping[str, object]] = ()) -> JsonObject:
         """Return the metrics and alerts of a training run; damaged lines are counted and omitted."""
@@ -81,12 +90,18 @@ class RunReport:
         metrics.catch_up()
         alerts, damaged = alert_rows(self.run.path)
         data = training_data(metrics.rows, alerts, self.config.get("steps"), steps)
-        for name, bad in (("metrics.jsonl", metrics.bad), ("alerts.jsonl", damaged)):
-            if bad:
-                data["counts"].append(f"{bad:,} damaged lines of {name} are omitted")
+        data["counts"] += _omitted_lines("metrics.jsonl", metrics.bad)
+        data["counts"] += _omitted_lines("alerts.jsonl", damaged)
+        data["counts"] += self.omitted_rollouts
         return data
 
-    def _tally(self) -> Tally:
+    @property
+    def omitted_rollouts(self) -> list[str]:
+        """A phrase about the damaged lines of rollouts.jsonl; [] if there are none."""
+        return _omitted_lines("rollouts.jsonl", self.num_bad)
+
+    def _summary(self, index: Index) -> JsonObject:
+        """Return the summary of an unfinished evaluation, cached until the run grows."""
         price = self.config.get("price")
         try:
             checked_price = msgspec.convert(price, Price, strict=False) if price else None
@@ -94,24 +109,31 @@ class RunReport:
             raise RunError(
                 f"{self.run.path}/config.toml: `price` is invalid: {error}; restore the file that rove wrote"
             ) from error
-        tally = Tally(pass_threshold=self.config.get("pass_threshold", 1.0), price=checked_price)
-        counted = {line.number for line in self.run.ledger()[0].values()}
-        self.num_rollouts = len(counted)
-        if not self.complete:
-            for line, outcome in enumerate(self.run.outcomes()):
-                if line in counted:
-                    tally.add(outcome)
-        return tally
+        pass_threshold = self.config.get("pass_threshold", 1.0)
+
+        def read() -> JsonObject:
+            tally = Tally(pass_threshold=pass_threshold, price=checked_price)
+            sql = f"SELECT offset FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} ORDER BY line"
+            with Run(self.run.path) as run:  # a run that closes its file, unlike the caller's
+                for (offset,) in index.query(sql) if self.num_rollouts else ():
+                    tally.add(run.outcome_at(offset))
+            return tally.result().to_dict()
+
+        try:
+            return index.cached(("summary", pass_threshold, str(price)), read) if self.num_rollouts else read()
+        except OverflowError as error:
+            raise RunError(f"{self.run.path}: the rewards are too large for a mean ({error})") from error
 
     @property
     def progress(self) -> str:
-        """A phrase about rollouts that the summary does not count; "" if there are none."""
+        """Phrases about rollouts that the summary does not count; "" if there are none."""
+        phrases = self.omitted_rollouts
         if not self.complete:
             planned = self.config.get("num_examples", -1) * self.config.get("rollouts_per_example", 1)
-            return f"unfinished, {planned:,} were planned" if planned > 0 else "unfinished"
-        if self.summary.get("rollouts") != self.num_rollouts:
-            return f"the run folder has {self.num_rollouts:,} rollouts"
-        return ""
+            phrases.append(f"unfinished, {planned:,} were planned" if planned > 0 else "unfinished")
+        elif self.summary.get("rollouts") != self.num_rollouts:
+            phrases.append(f"the run folder has {self.num_rollouts:,} rollouts")
+        return "; ".join(phrases)
 
     @property
     def title(self) -> str:
@@ -136,6 +158,10 @@ class RunReport:
         return f"rove {self.kind} @ {settings} {model}--run-dir runs/again"
 
 
+def _omitted_lines(file: str, count: int) -> list[str]:
+    return [f"omitted: {counted(count, 'damaged line')} of {file}"] if count else []
+
+
 def write_report(run: Run, path: Path, rollouts: int = MAX_ROLLOUTS) -> Path:
     """Write a run as one HTML file that works offline; return `path`.
 
@@ -145,9 +171,9 @@ def write_report(run: Run, path: Path, rollouts: int = MAX_ROLLOUTS) -> Path:
         rollouts: Maximum number of rollouts: first failed rollouts, then the rollouts with the lowest and the highest rewards;
             for training runs, only rollouts of the last step.
     """
-    report = RunReport(run)
-    index = _open_index(run)
-    try:
+    index, progress = _open_index(run)
+    with closing(index):
+        report = RunReport(run, index, progress)
         data = {**_common(report), **(_evaluation if report.kind == "eval" else _training)(report, index)}
         data |= _rollouts(report, index, rollouts)
         lines = {rollout["example_key"]: rollout["line"] for rollout in reversed(data["rollouts"])}
@@ -156,8 +182,6 @@ def write_report(run: Run, path: Path, rollouts: int = MAX_ROLLOUTS) -> Path:
         # Error messages and tracebacks repeat arguments, which may be secrets.
         data = without_secrets(data, run.config()["config"], by_field=False)
         page = whole_page(report.title, _to_markdown(report), data)
-    finally:
-        index.close()
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, page.encode("utf-8", "replace"))
     return path
@@ -207,7 +231,7 @@ def _stages_markdown(content: JsonMapping) -> str:
         *content["notes"],
         *(f"{stage['title']}: {stage['size']}, {stage['ended']}" for stage in content["stages"]),
     ]
-    lines += [_plain(line) for line in notes]
+    lines += [plain(line, MAX_LINE_CHARS) for line in notes]
     table = summary_markdown(content["title"], {"head": content["head"], "values": content["values"], "counts": []})
     return utf8_text("\n".join([table.rstrip(), "", *(f"- {line}" for line in lines), ""]))
 
@@ -217,12 +241,19 @@ def _answer_markdown(parts: Sequence[str | JsonMapping]) -> str:
     texts: list[str] = []
     for part in parts:
         if isinstance(part, str):
-            texts.append(_plain(part))
+            texts.append(_part_markdown(part))
         elif "command" in part:
-            texts.append(_code(part["command"]))
+            texts.append(code(part["command"], MAX_LINE_CHARS))
         elif "line" not in part:
-            texts.append(_plain(part["text"]))
+            texts.append(_part_markdown(part["text"]))
     return "".join(texts)
+
+
+def _part_markdown(text: str) -> str:
+    """Escape a part of an answer. Unlike `plain`, keep a space at either end, which separates the part from its neighbors."""
+    start = " " if text[:1].isspace() else ""
+    end = " " if text[-1:].isspace() else ""
+    return f"{start}{plain(text, MAX_LINE_CHARS)}{end}"
 
 
 def _opener(stack: ExitStack) -> Callable[[Path], Index]:
@@ -231,23 +262,22 @@ def _opener(stack: ExitStack) -> Callable[[Path], Index]:
 
     def open_index(folder: Path) -> Index:
         if folder not in indexes:
-            indexes[folder] = _open_index(Run(folder))
-            stack.callback(indexes[folder].close)
+            index, progress = _open_index(Run(folder))
+            indexes[folder] = stack.enter_context(closing(index))
+            if progress.bad:
+                [(line, why)] = index.query("SELECT line, why FROM bad ORDER BY line LIMIT 1")
+                raise RunError(f"{index.file}, line {line + 1}: {why}")
         return indexes[folder]
 
     return open_index
 
 
-def _open_index(run: Run) -> Index:
+def _open_index(run: Run) -> tuple[Index, Progress]:
     """Return the complete index of a run's rollouts."""
     index = Index(run.path / "rollouts.jsonl")
     while not (progress := index.catch_up(60.0)).done:
         pass
-    if progress.bad:
-        [(line, why)] = index.query("SELECT line, why FROM bad ORDER BY line LIMIT 1")
-        index.close()
-        raise RunError(f"{index.file}, line {line + 1}: {why}")
-    return index
+    return index, progress
 
 
 def choose_rollouts(rewards: list[tuple[int, float | None]], limit: int) -> list[int]:
@@ -269,14 +299,16 @@ def choose_rollouts(rewards: list[tuple[int, float | None]], limit: int) -> list
 
 def markdown(run: Run) -> str:
     """Return a run in a few lines for a pull request: a table, failures, and the command that repeats it."""
-    return _to_markdown(RunReport(run))
+    index, progress = _open_index(run)
+    with closing(index):
+        return _to_markdown(RunReport(run, index, progress))
 
 
 def _to_markdown(report: RunReport) -> str:
     data = summary_data(report.summary, report.progress) if report.kind == "eval" else report.training()
     versions = [f"{name} {report.versions[name]}" for name in ("rove", "python") if name in report.versions]
-    origin = _plain(", ".join([*versions, report.when]))
-    repeat = utf8_text(f"Repeat: {_code(report.repeat_command)} ({origin})")
+    origin = plain(", ".join([*versions, report.when]))
+    repeat = utf8_text(f"Repeat: {code(report.repeat_command, MAX_LINE_CHARS)} ({origin})")
     return f"{summary_markdown(report.title, data)}\n{repeat}\n"
 
 
@@ -284,27 +316,11 @@ def summary_markdown(title: str, data: JsonMapping) -> str:
     """Return the title, the table and the counts of `summary_data` or `training_data` as Markdown."""
     head = data["head"]
     alignment = ["---", *["---:"] * (len(head) - 1)]
-    lines = [f"### {_plain(title)}", ""]
-    for row in (head, alignment, *data["values"]):
-        lines.append(f"| {' | '.join(_plain(cell) for cell in row)} |")
-    lines += ["", _plain("; ".join(data["counts"])), ""]
+    lines = [f"### {plain(title)}", ""]
+    for row in (map(plain, head), alignment, *(map(plain, row) for row in data["values"])):
+        lines.append(f"| {' | '.join(row)} |")
+    lines += ["", "; ".join(plain(count, MAX_LINE_CHARS) for count in data["counts"]), ""]
     return utf8_text("\n".join(lines))
-
-
-def _plain(cell: str) -> str:
-    """Escape a text for Markdown, on one line."""
-    return re.sub(r"([\\`*|<>\[\]&])", r"\\\1", _on_one_line(cell))
-
-
-def _code(text: str) -> str:
-    """Format a text as code in Markdown, with more backticks than the text has."""
-    text = _on_one_line(text)
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`"
-
-
-def _on_one_line(text: str) -> str:
-    return re.sub(rf"[\s{CONTROL_CHARS}]+", " ", text)
 
 
 def summary_data(summary: JsonMapping, progress: str = "") -> JsonObject:
@@ -336,7 +352,8 @@ def _estimates(summary: JsonMapping) -> Iterator[tuple[str, Mapping[str, object]
         yield name, estimate, f"{weight:g}" if weight else "metric"
     for kind in ("pass@k", "pass^k"):
         for k, estimate in (summary.get(kind) or {}).items():
-            yield f"{kind[:-1]}{k}", estimate, ""
+            examples = coverage(estimate)
+            yield f"{kind[:-1]}{k} ({examples})" if examples else f"{kind[:-1]}{k}", estimate, ""
 
 
 def _counts(summary: JsonMapping, progress: str) -> Iterator[str]:
@@ -372,7 +389,7 @@ def cards(summary: JsonMapping) -> Iterator[tuple[str, str]]:
         yield duration(quantiles.get("p50")), f"median {name}, 90% within {duration(quantiles.get('p90'))}"
     cost = summary.get("cost") or {}
     if cost.get("total") is not None:
-        yield shown(cost["total"]), f"cost, {shown(cost.get('per_rollout'))} per rollout"
+        yield cost_text(cost["total"]), f"cost, {cost_text(cost.get('per_rollout'), 2)} per rollout"
 
 
 PAGE_DEFAULTS: JsonMapping = {
@@ -510,7 +527,6 @@ def _last_versions(run: Run) -> dict[str, str]:
 METRICS_HEAD = ("measured", "first", "last", "best", "at step")
 MAIN_METRICS = (("reward/mean",), ("loss", "validation_loss"))
 """Metrics shown with those of held-out evaluations: those of RL, or those of SFT."""
-HELD_OUT = re.compile(r"eval/(.+)/reward/mean")
 HELD_OUT_LENGTH = re.compile(r"eval/(.+)/(length/mean|truncated)")
 """Held-out metrics of responses, which show whether a reward rises with their length."""
 METRIC_DIGITS = 6
@@ -554,7 +570,7 @@ def training_data(
 def _names(rows: Sequence[Mapping[str, object]]) -> list[str]:
     """Return the names of the main metrics that the rows have, followed by the held-out rewards."""
     measured: set[str] = set().union(*rows)
-    held_out = sorted(filter(HELD_OUT.fullmatch, measured)) + sorted(filter(HELD_OUT_LENGTH.fullmatch, measured))
+    held_out = sorted(filter(HELD_OUT_REWARD.fullmatch, measured)) + sorted(filter(HELD_OUT_LENGTH.fullmatch, measured))
     for names in MAIN_METRICS:
         main = [name for name in names if name in measured]
         if main:
@@ -572,7 +588,7 @@ def _row(rows: Sequence[Mapping[str, object]], name: str) -> tuple[str, ...] | N
     # Of equal values, the last step counts, as in the sentences above the table.
     step = next(step for value, step in reversed(points) if value == best)
     title = "reward" if name == "reward/mean" else name.replace("_", " ")
-    held_out = HELD_OUT.fullmatch(name)
+    held_out = HELD_OUT_REWARD.fullmatch(name)
     if held_out:
         title = f"{held_out[1]} (held out)"
     first, last = points[0][0], points[-1][0]

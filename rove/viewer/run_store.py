@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -15,6 +14,7 @@ import msgspec
 from rove.core.errors import ConfigError, Error, RunError, nearest
 from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.runs.annotations import FILE, Annotations
+from rove.runs.metrics import HELD_OUT_REWARD
 from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout, read_tokens
 from rove.runs.train_folder import EVALUATIONS, TrainFolder, is_train_folder
@@ -59,6 +59,8 @@ READ_FILES = (
 )
 """Files of a run that are read; with `annotate`, tags and notes are also written."""
 
+MAX_OPEN_INDEXES = 64
+"""Maximum number of indexes whose databases are open; each takes a file descriptor."""
 MIN_PREPARED_ROLLOUTS = 20_000
 """Minimum number of rollouts in a run whose columns are read in advance."""
 PREPARE_PAUSE_S = 0.01
@@ -92,6 +94,8 @@ class RunStore:
         self.only = folder.resolve().name if is_single else None
         self.base = folder.resolve().parent if self.only else folder.resolve()
         self._indexes: dict[str, Index] = {}
+        """Indexes by name, the most recently used last."""
+        self._settings_stamps: dict[str, tuple[int, ...]] = {}
         self._metrics: dict[str, JsonlTail] = {}
         self._summaries: dict[str, tuple[JsonValue, JsonObject]] = {}
         self._lock = Lock()
@@ -149,12 +153,17 @@ class RunStore:
 
     def index(self, name: str, seconds: float = 0.2) -> tuple[Index, Progress]:
         """Return the index of a run's rollouts after reading new lines for about `seconds`."""
-        file = self.run(name).path / "rollouts.jsonl"
+        run = self.run(name)
         with self._lock:
-            if name not in self._indexes:
-                self._indexes[name] = Index(file)
-                self._indexes[name].pass_threshold = _pass_threshold(self.run(name))
-            index = self._indexes[name]
+            index = self._indexes.pop(name, None) or Index(run.path / "rollouts.jsonl")
+            self._indexes[name] = index
+            stamp = _file_stamp(run.path / "config.toml")
+            if self._settings_stamps.get(name) != stamp:  # also after `--overwrite`
+                index.pass_threshold = _pass_threshold(run)
+                self._settings_stamps[name] = stamp
+            unused = list(self._indexes.values())[:-MAX_OPEN_INDEXES]
+        if unused:
+            unused[-1].release()  # those before it are closed already
         return index, index.catch_up(seconds)
 
     def prepare(self, name: str) -> None:
@@ -217,8 +226,7 @@ class RunStore:
         if folder is not None:
             return self._train_summary(name, folder)
         run = self.run(name)
-        stats = [_stat(run.path / file) for file in READ_FILES]
-        stamp = (status(run), *((stat.st_ino, stat.st_size, stat.st_mtime_ns) if stat else None for stat in stats))
+        stamp = (status(run), *(_file_stamp(run.path / file) for file in READ_FILES))
         if self._summaries.get(name, (None,))[0] != stamp:
             row = self._summarize(name, run, stamp[0])
             if row.get("reading"):
@@ -247,7 +255,7 @@ class RunStore:
         main = "reward/mean" if content["kind"] == "rl" else "loss"
         curve = [row[main] for row in rows if isinstance(row.get(main), (int, float))]
         recent_names: set[str] = set().union(*rows[-200:])
-        held_out = sorted(name for name in recent_names if re.fullmatch(r"eval/.*/reward/mean", name))
+        held_out = sorted(name for name in recent_names if HELD_OUT_REWARD.fullmatch(name))
         last = {name: next(row[name] for row in reversed(rows) if name in row) for name in held_out}
         return {
             "reward": {"mean": curve[-1] if curve else None, "low": None, "high": None, "caveat": None},
@@ -268,7 +276,7 @@ class RunStore:
         curve: list[float] = []
         for stage in stages:
             rows = self.metrics(f"{name}/{stage.path.name}").rows
-            held_out = sorted(key for key in set().union(*rows) if re.fullmatch(r"eval/.*/reward/mean", key))
+            held_out = sorted(key for key in set().union(*rows) if HELD_OUT_REWARD.fullmatch(key))
             curve += [row[held_out[0]] for row in rows if held_out and isinstance(row.get(held_out[0]), (int, float))]
         conditions = kept.row.conditions if kept else {}
         held_out_rewards = {f"eval/{key}": reward_of(kept.row, key)["mean"] for key in conditions if kept and key}
@@ -399,6 +407,12 @@ def _stat(file: Path) -> os.stat_result | None:
         return file.stat()
     except OSError:
         return None
+
+
+def _file_stamp(file: Path) -> tuple[int, ...]:
+    """Return a value that changes when a file's contents change; () if the file cannot be read."""
+    stat = _stat(file)
+    return (stat.st_ino, stat.st_size, stat.st_mtime_ns) if stat else ()
 
 
 def status(run: Run) -> str:

@@ -71,14 +71,18 @@ def search_lines(lines: BinaryIO, query: Query) -> Iterator[dict[str, object]]:
 
 def _line_filter(query: Query) -> Callable[[bytes], bool]:
     """Return a function that checks whether an encoded line may match, so that most lines need not be decoded."""
-    # A line contains a text as JSON escapes it, and lower() of bytes changes only ASCII letters.
-    written = msgspec.json.encode(query.text)[1:-1]
-    if query.regex or b"\\" in written or (not query.case and not query.text.isascii()):
+    if query.regex or "\\" in query.text or not (query.case or query.text.isascii()):
         return lambda line: True
-    if query.case:
-        return lambda line: written in line
-    low = written.lower()
-    return lambda line: low in line.lower()
+    # Words rather than the whole text: `_texts` joins several values, such as "phase: type" of an error. JSON escapes no word,
+    # and lower() of bytes changes only ASCII letters.
+    words = {word.encode().lower() for word in re.findall(r"\w+", query.text)}
+
+    def might_have(line: bytes) -> bool:
+        lowered = line.lower()
+        # The parts of a content are joined without a space, so a word may continue in the next part.
+        return b'"content":[' in line or all(word in lowered for word in words)
+
+    return might_have
 
 
 def _hit(line: bytes, pattern: re.Pattern[str]) -> dict[str, object] | None:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
 from rove.core.findings import Finding
 from rove.core.plain import JsonMapping
-from rove.runs.metrics import SECONDS
+from rove.runs.metrics import HELD_OUT_REWARD, SECONDS
 from rove.statistics.format import duration, number, percent, signed
+from rove.statistics.intervals import Z
 from rove.utils.units import counted
 
 MAX_WINDOW = 10
 """Maximum number of steps that are averaged at each end of a run, and for the remaining time."""
 MAX_SECONDS, MAX_STEPS = 1e9, 1 << 53
 """Seconds per step, and number of planned steps, from which the remaining time counts as unknown."""
-Z = 1.96
-"""Normal quantile of a 95% interval."""
 MAX_LOSS_SINCE_BEST = 0.2
 """Share of a curve's range that it may lose after its best step."""
-HELD_OUT = re.compile(r"eval/(.+)/reward/mean")
 
 Rows = Sequence[JsonMapping]
 
@@ -138,7 +135,7 @@ def _contributions(rows: Rows, weights: Mapping[str, float]) -> list[str]:
 def _held_out(rows: Rows) -> list[str]:
     sentences = []
     for name in sorted(set().union(*rows)):
-        match = HELD_OUT.fullmatch(name)
+        match = HELD_OUT_REWARD.fullmatch(name)
         curve = _curve(rows, name) if match else []
         if match is None or not curve:
             continue

@@ -264,6 +264,11 @@ class Workers:
         with ThreadPoolExecutor(1) as thread:  # this thread may already run an event loop
             return thread.submit(asyncio.run, call()).result()
 
+    @property
+    def recent_output(self) -> list[str]:
+        """The last lines that the fork server and its workers have printed."""
+        return list(self._server.recent_output) if self._server is not None else []
+
     async def aclose(self) -> None:
         """Like `close`, without blocking the event loop."""
         for worker in self._idle:

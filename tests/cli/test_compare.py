@@ -115,6 +115,18 @@ def test_an_undetectable_difference_suggests_more_examples(rove: Rove):
     assert f"→ evaluate more examples in both runs: {commands}" in done.out
 
 
+@pytest.mark.parametrize(("planned", "is_suggested"), [(10, True), (11, False), (-1, False)])
+def test_more_examples_are_suggested_only_if_the_dataset_has_more(rove: Rove, planned: int, is_suggested: bool):
+    for path, divisor in (("a", 2), ("b", 3)):
+        with Run(path) as run:
+            run.start("eval", {"env": "quiz", "num_examples": planned}, {"env": "quiz"})
+            for i in range(10):
+                run.append_rollout(record(i, float(i % divisor)))
+    done = rove("compare", "a", "b")
+    assert "no detectable difference: reward " in done.out
+    assert ("rove eval --resume" in done.out) == is_suggested
+
+
 def test_only_the_last_scored_line_of_a_rollout_counts(rove: Rove):
     write_run(
         "a",
@@ -192,7 +204,8 @@ def test_training_runs_are_compared_with_a_warning(rove: Rove):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("", "", "is not a run folder: it has no config.toml"),
+        ("", "", "is not a run folder: it does not exist"),
+        ("notes.txt", "", "is not a run folder: it has no config.toml"),
         ("config.toml", "model = 'x'\n", "is not a run folder: its config.toml cannot be read"),
         ("config.toml", "model = [", "is not a run folder: its config.toml cannot be read"),
     ],

@@ -121,7 +121,7 @@ def test_invalid_arguments_are_refused_before_anything_is_written(rove: Rove, wo
 
 def test_a_folder_without_a_run_is_refused(rove: Rove):
     done = rove("export", "nothing")
-    assert (done.status, done.err) == (1, "error: nothing is not a run folder: it has no config.toml\n")
+    assert (done.status, done.err) == (1, "error: nothing is not a run folder: it does not exist\n")
     assert not Path("nothing").exists()
 
 

@@ -144,7 +144,7 @@ def test_an_unknown_model_is_refused_with_what_is_missing(rove: Rove):
 def test_sft_refuses_data_that_is_no_run_folder(rove: Rove):
     done = rove("sft", "--data", "runs/none", "-m", "models/none")
     assert done.status == 1
-    assert done.err == "error: runs/none is not a run folder: it has no config.toml\n"
+    assert done.err == "error: runs/none is not a run folder: it does not exist\n"
 
 
 # Evaluation

@@ -36,7 +36,7 @@ def test_output_path_and_number_of_rollouts_can_be_set(rove: Rove):
 def test_markdown_is_alone_on_stdout(rove: Rove):
     done = rove("report", "runs/mine", "--markdown")
     assert done.status == 0
-    assert done.out.startswith("### tictactoe · scripted:teacher\n")
+    assert done.out.startswith("### tictactoe · scripted\\:teacher\n")
     assert "rove eval @ runs/mine/config.toml --run-dir runs/again" in done.out
     assert (done.err, list(Path("runs/mine").glob("*.html"))) == ("", [])
     with_html = rove("report", "runs/mine", "--markdown", "--html", "it.html")
@@ -51,7 +51,7 @@ def test_the_command_that_a_report_names_repeats_the_evaluation(rove: Rove):
 
 def test_invalid_run_folders_and_options_are_refused(rove: Rove):
     done = rove("report", "runs/none")
-    assert (done.status, done.err) == (1, "error: runs/none is not a run folder: it has no config.toml\n")
+    assert (done.status, done.err) == (1, "error: runs/none is not a run folder: it does not exist\n")
     assert not Path("runs/none").exists()
     assert rove("report", "runs/mine", "--rollouts", "-1").status == 2
     content_before = Path("runs/mine/rollouts.jsonl").read_bytes()

@@ -114,7 +114,7 @@ def test_excluded_failed_rollouts_are_reported(rove: Rove, tmp_path: Path):
 
 def test_invalid_runs_are_refused(rove: Rove):
     nowhere = rove("rescore", "runs/none")
-    assert (nowhere.status, nowhere.err) == (1, "error: runs/none is not a run folder: it has no config.toml\n")
+    assert (nowhere.status, nowhere.err) == (1, "error: runs/none is not a run folder: it does not exist\n")
     made_run(Path("runs/rl"), [record()], kind="rl")
     assert "runs/rl is not the run of an evaluation" in rove("rescore", "runs/rl").err
     made_run(Path("runs/mine"), [record()], seed=0, env="")

@@ -243,7 +243,7 @@ def test_a_key_of_many_parts_is_refused_before_it_is_parsed(tmp_path: Path) -> N
 
 
 def test_a_folder_is_no_settings_file(tmp_path: Path):
-    with pytest.raises(ConfigError, match=f"settings file {tmp_path}: .*directory"):
+    with pytest.raises(ConfigError, match=f"settings file {tmp_path}: it is a folder"):
         read("game", "@", str(tmp_path))
 
 

@@ -65,6 +65,20 @@ def test_reward_functions_of_trl(reward_module: str, as_text: bool) -> None:
     assert (len(whole.get_dataset()), len(whole.get_eval_dataset())) == (21, 3)
 
 
+def test_reward_functions_of_trl_get_the_columns_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "column_rewards.py").write_text(
+        "def same(completions, answer, info, **kwargs):\n"
+        "    assert 'example_id' not in kwargs\n"
+        "    return [float(a == 7 and i == 'easy') for a, i in zip(answer, info)]\n"
+    )
+    rows = [{"prompt": f"{number}", "answer": 7, "info": "easy"} for number in range(3)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    env = vf.load_environment("trl:column_rewards:same", data=str(tmp_path / "rows.jsonl"), held_out=0.0)
+    records = vf.run_rollouts_sync(env, env.get_dataset(), says("a"))
+    assert [(record.reward, record.answer, record.info) for record in records] == [(1.0, "7", {})] * 3
+
+
 def test_rows_that_reward_functions_of_trl_cannot_use(reward_module: str) -> None:
     name = f"trl:{reward_module}:accuracy"
     with pytest.raises(ConfigError, match=f"environment '{name}' needs the argument 'data'; give it with -a"):

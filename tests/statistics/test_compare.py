@@ -16,8 +16,9 @@ from tiers import first_quick
 import rove
 from rove.core.errors import ConfigError
 from rove.core.records import ErrorInfo, Outcome, Scores
+from rove.envs.question_files import SUFFIXES
 from rove.statistics import Comparison, Tally, compare
-from rove.statistics.compare import sign_flip_test
+from rove.statistics.compare import QUESTION_FILES, sign_flip_test
 from rove.statistics.intervals import widened_t
 from tests.runs.test_serialization import make_record
 
@@ -427,6 +428,37 @@ def test_runs_of_different_environments_are_not_compared(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="different environments, 'tictactoe' and 'reverse_text'"):
         rove.compare(first, second)
     assert rove.compare(first, first).ties == 2
+
+    assert rove.compare(first, second, any_environment=True).main.examples == 0
+
+
+def test_runs_are_compared_under_the_same_rules_as_by_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    records = [make_record(example_key=f"key{i}", scores=Scores(1.0, {}, {})) for i in range(3)]
+    for name, env, keys in (("a", "quiz#1", records), ("b", "nim#1", records), ("c", "quiz#2", records[:0])):
+        with rove.Run(name) as folder:
+            folder.start("eval", {}, {"env": env})
+            for record in keys or [make_record(example_key="other", scores=Scores(1.0, {}, {}))]:
+                folder.append_rollout(record)
+    with pytest.raises(ConfigError, match="different environments, 'quiz' and 'nim'.*any_environment=True"):
+        rove.compare("a", "b")
+    assert rove.compare("a", "b", any_environment=True).ties == 3
+    with pytest.raises(ConfigError, match="share no examples, and these settings of the environment differ: env"):
+        rove.compare("a", "c")
+
+
+def test_files_of_questions_have_the_suffixes_that_environments_read():
+    assert QUESTION_FILES == SUFFIXES
+
+
+def test_equal_metrics_have_no_interval_of_their_difference():
+    sides = [[outcome(str(i), 1.0, win=1.0, turns=1.0, ended=float(side)) for i in range(20)] for side in (0, 1)]
+    for b in (sides[1], [msgspec.structs.replace(rollout, example_key=f"b{i}") for i, rollout in enumerate(sides[1])]):
+        differences = {difference.name: difference for difference in compare(sides[0], b).others}
+        assert differences["turns"].caveat == "no interval: all values are equal"
+        assert math.isnan(differences["turns"].low)
+        assert differences["win"].low < 0.0 < differences["win"].high
+        assert 0.5 < differences["ended"].low < differences["ended"].high <= 1.0
 
 
 async def test_synchronous_methods_work_while_an_event_loop_runs():

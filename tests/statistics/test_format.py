@@ -8,6 +8,7 @@ import pytest
 
 from rove.statistics.format import (
     caveats,
+    cost_text,
     cut,
     duration,
     excerpt,
@@ -62,4 +63,9 @@ def test_durations_have_units_for_their_size():
 def test_a_sparkline_averages_its_values():
     assert sparkline([0.0, 1.0]) == "▁█"
     assert sparkline([0.0, 0.0, 1.0, 1.0], width=2) == "▁█"
-    assert sparkline([3.0, math.nan, 3.0]) == "▁▁"
+    assert sparkline([3.0, math.nan, None, math.inf, 3.0]) == "▁▁"
+
+
+def test_costs_have_significant_digits():
+    assert [cost_text(value) for value in (0.000123456, 12.5, None, math.nan)] == ["0.0001235", "12.5", "–", "–"]
+    assert cost_text(0.000123456, 2) == "0.00012"

@@ -59,7 +59,13 @@ def test_the_table_shows_the_reward_and_its_functions():
 
 def test_the_table_of_groups_shows_pass_at_k_and_explains_its_asterisks():
     lines = [[cell.strip() for cell in line.split("│")[1:3]] for line in str(make_result()).splitlines() if "│" in line]
-    assert lines[1:4] == [["pass@1 (reward ≥ 1)", "0.250"], ["pass@2 (one of 2)", "1.000"], ["pass^2 (all of 2)", "0"]]
+    assert lines[1:6] == [
+        ["pass@1 (reward ≥ 1)", "0.250"],
+        ["pass@2 (one of 2)", "1.000"],
+        ["1 of 2 examples", ""],
+        ["pass^2 (all of 2)", "0"],
+        ["1 of 2 examples", ""],
+    ]
     assert "* no interval: fewer than 2 examples; no interval: all values are equal" in str(make_result())
     single = Tally()
     single.add(scored("a", 1.0))

@@ -305,3 +305,20 @@ def test_memory_grows_with_the_examples_and_slowly():
 def test_memory_does_not_grow_with_the_rollouts_of_an_example():
     bytes_of(100)
     assert bytes_of(100, 200) < 1_500_000
+
+
+def test_equal_values_of_a_metric_have_no_interval():
+    """A metric may be a count: one turn in each of 40 rollouts says nothing about the largest number of turns."""
+    for value in (0.0, 1.0):
+        scores = Scores(value, {"right": value}, {"right": 1.0}, {"num_turns": value, "won": value})
+        records = [make_record(example_key=str(n), scores=scores) for n in range(40)]
+        records[0] = msgspec.structs.replace(
+            records[0], scores=Scores(value, scores.rewards, scores.weights, {"won": 1 - value})
+        )
+        functions = tally_of(*records)["functions"]
+        assert (functions["num_turns"]["mean"], functions["num_turns"]["caveat"]) == (
+            value,
+            "no interval: all values are equal",
+        )
+        assert math.isnan(functions["num_turns"]["low"]) and math.isnan(functions["num_turns"]["high"])
+        assert functions["right"]["caveat"] is functions["won"]["caveat"] is None

@@ -200,6 +200,18 @@ async def test_a_search_streams_its_hits(client: TestClient[Any, Any]):
     assert refused.status == 400 and "not a regular expression" in (await refused.json())["error"]
 
 
+def test_a_search_finds_texts_that_are_joined_from_several_values(tmp_path: Path):
+    parts = [{"type": "text", "text": "Time"}, {"type": "text", "text": "out"}]
+    call = {"id": "1", "type": "function", "function": {"name": "move", "arguments": "{}"}}
+    completion = [{"role": "assistant", "content": parts, "tool_calls": [call]}]
+    run = made_run(tmp_path / "run", [record(0, 0, None), record(1, 0, completion=completion)])
+    for text, line in (("model: InfraError", 0), ("timeout", 1), ("'name': 'move'", 1)):
+        for case in (False, text != "timeout"):
+            with (run.path / "rollouts.jsonl").open("rb") as lines:
+                hits = [hit["line"] for hit in search_lines(lines, Query(text, case=case)) if "line" in hit]
+            assert hits == [line], text
+
+
 def search_processes(folder: Path) -> list[str]:
     """Return the search processes for runs of this folder."""
     commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]

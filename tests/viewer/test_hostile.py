@@ -299,8 +299,8 @@ def test_markdown_shows_versions_and_paths_as_text(tmp_path: Path):
     hostile = "1 | <img src=x> [a](b) `c`\n# Title \x1b[31m &lt;"
     (run.path / "versions.json").write_bytes(msgspec.json.encode([{"rove": hostile, "python": "3"}]))
     last = markdown(run).splitlines()[-1]
-    assert last.startswith("Repeat: ``` rove eval @ ") and " ``` (rove 1 " in last
-    assert r"1 \| \<img src=x\> \[a\](b) \`c\` # Title \[31m \&lt;" in last
+    assert last.startswith("Repeat: ```rove eval @ ") and "``` (rove 1 " in last
+    assert r"1 \| \<img src=x\> \[a\]\(b\) \`c\` \# Title \[31m \&lt;" in last
     assert "\x1b" not in last and "# Title" not in markdown(run).splitlines()
 
 

@@ -17,9 +17,12 @@ from settings_page import DEFAULTS, defaults
 from tiers import each_row
 
 from rove.core.errors import ConfigError
+from rove.runs.run import Run
 from rove.viewer import queries, run_store, training_steps
 from rove.viewer.api import ENDPOINTS, QueryParams
 from rove.viewer.html import static_files
+from rove.viewer.index import Index
+from rove.viewer.overview import overview
 from rove.viewer.run_settings import differences, flat, settings_of
 from rove.viewer.run_store import RunStore
 from rove.viewer.verdict import time_left, training_verdict
@@ -102,6 +105,65 @@ def test_the_overview_caches_columns_of_large_runs_in_the_background(tmp_path: P
         cached = {name for name in (("bars", "reward"), ("values", "stop")) if index.cached(name, lambda: None)}
         assert len(cached) == (0 if minimum == 21 else 2)
         store.close()
+
+
+def test_the_overview_of_an_unfinished_run_reads_its_rollouts_once_and_only_after_indexing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = made_run(tmp_path / "run", [record(0, i, 1.0) for i in range(3)])
+    offsets = []
+    outcome_at = Run.outcome_at
+    monkeypatch.setattr(Run, "outcome_at", lambda self, offset: offsets.append(offset) or outcome_at(self, offset))
+    store = RunStore(tmp_path)
+    index, progress = store.index("run", INDEXING_S)
+    assert overview(run, index, progress._replace(done=False))["cards"][1] == ("– / –", "rollouts scored")
+    assert offsets == []
+    for _ in range(2):
+        assert overview(run, index, progress)["cards"][1] == ("3 / 3", "rollouts scored")
+    assert len(offsets) == 3
+    store.close()
+
+
+def test_the_overview_of_a_complete_run_counts_a_damaged_line(tmp_path: Path):
+    run = made_run(tmp_path / "run", [record(0, 0, 1.0)])
+    run.finish({"rollouts": 1, "scored": 1, "too_few": "1 scored example"})
+    with (run.path / "rollouts.jsonl").open("ab") as file:
+        file.write(b"{}\n")
+    content = get_json(tmp_path, "overview")
+    assert content["cards"][1] == ["1 / 1", "rollouts scored"]
+    assert content["limit"] == "1 scored example; omitted: 1 damaged line of rollouts.jsonl"
+
+
+def test_an_overwritten_run_is_shown_with_its_new_pass_threshold(tmp_path: Path):
+    store = RunStore(tmp_path)
+    params = QueryParams([("run", "run")])
+    for threshold, passed in ((0.1, 1), (0.9, 0)):
+        made_run(tmp_path / "run", [record(0, 0, 0.5)], pass_threshold=threshold)
+        content = ENDPOINTS["overview"](store, params)
+        assert (content["threshold"], dict(content["outcomes"]).get("passed", 0)) == (threshold, passed)
+        assert ENDPOINTS["reasons"](store, params)["total"] == 1 - passed
+        for file in (tmp_path / "run").iterdir():
+            file.unlink()
+    store.close()
+
+
+def test_the_number_of_open_indexes_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run_store, "MAX_OPEN_INDEXES", 2)
+    connected = set()
+    connect, close = Index._connect, Index.close
+    monkeypatch.setattr(Index, "_connect", lambda self: connected.add(self) or connect(self))
+    monkeypatch.setattr(Index, "close", lambda self: connected.discard(self) or close(self))
+    for i in range(5):
+        made_run(tmp_path / f"run{i}", [record(0, j, 1.0) for j in range(i + 1)])
+    store = RunStore(tmp_path)
+    for _ in range(2):
+        rows = ENDPOINTS["runs"](store, QueryParams([]))["runs"]
+        assert sorted(row["rollouts"] for row in rows) == [1, 2, 3, 4, 5]
+        assert len(connected) == 2
+    assert store.index("run0")[0].query("SELECT COUNT(*) FROM rollouts") == [(1,)]
+    assert len(connected) == 2
+    store.close()
+    assert not connected
 
 
 def test_reasons_for_failures_match_a_count_row_by_row(tmp_path: Path):
@@ -259,6 +321,15 @@ def test_more_comparisons_widen_the_corrected_interval(tmp_path: Path):
     assert single["corrected"] == pytest.approx([single["main"]["low"], single["main"]["high"]])
     assert of_ten["corrected"][0] < single["corrected"][0] < single["corrected"][1] < of_ten["corrected"][1]
     assert single["up"][0]["question"] == "question 0"
+
+
+def test_the_corrected_interval_of_shares_stays_between_minus_1_and_1(tmp_path: Path):
+    for name, wins in {"run": [0.0] * 8, "b": [1.0] * 7 + [0.0]}.items():
+        made_run(tmp_path / name, [record(i, 0, win) for i, win in enumerate(wins)])
+    comparison = get_json(tmp_path, "compare", a="run", b="b", value="win", comparisons=50)
+    assert comparison["corrected"][0] < comparison["main"]["low"] and comparison["corrected"][1] == 1.0
+    reward = get_json(tmp_path, "compare", a="run", b="b", comparisons=50)
+    assert reward["corrected"][1] > 1.0  # between 0.2 and 1.2
 
 
 def test_scores_outside_of_the_weights_widen_the_range(tmp_path: Path):

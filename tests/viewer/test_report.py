@@ -23,7 +23,15 @@ from rove.runs.run import Run
 from rove.statistics import Tally
 from rove.statistics.format import cut, excerpt, shown
 from rove.viewer.html import bundled
-from rove.viewer.report import MAX_ROLLOUT_CHARS, MAX_TEXT_CHARS, choose_rollouts, markdown, training_data, write_report
+from rove.viewer.report import (
+    MAX_ROLLOUT_CHARS,
+    MAX_TEXT_CHARS,
+    choose_rollouts,
+    markdown,
+    summary_data,
+    training_data,
+    write_report,
+)
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\" onclick='alert(3)'"
 VOID_TAGS = {"meta"}
@@ -102,7 +110,7 @@ def test_the_report_of_an_evaluation_shows_its_results_and_settings(tmp_path: Pa
     run = finish_run(
         made_run(tmp_path / "run", RECORDS, num_examples=2, sampling={"top_p": 0.9}),
         RECORDS,
-        cost={"total": 1.5, "per_rollout": 0.5},
+        cost={"total": 0.0015, "per_rollout": 0.0005},
     )
     page = write_and_parse(run, tmp_path)
     assert page.data["title"] == "quiz · someone/model"
@@ -115,8 +123,8 @@ def test_the_report_of_an_evaluation_shows_its_results_and_settings(tmp_path: Pa
         "pass@1",
         "model: InfraError (1)",
         "answered (3)",
-        "cost",
-        "1.500",
+        "0.0015",
+        "cost, 0.0005 per rollout",
     ):
         assert expected in page.words, expected
     assert "top_p = 0.9" in page.words
@@ -192,8 +200,8 @@ def test_an_unfinished_run_is_reported_as_unfinished(tmp_path: Path):
     page = write_and_parse(run, tmp_path)
     assert "unfinished, 6 were planned" in page.words
     assert "3 / 4" in page.words
-    assert "cost, 1.000 per rollout" in page.words
-    assert "| pass@1 | 0.750 |" in markdown(run)
+    assert "cost, 1 per rollout" in page.words
+    assert "| pass\\@\u20601 | 0.750 |" in markdown(run)
 
 
 @pytest.mark.parametrize("records", [[], [record(0, 0, None), record(1, 0, None)]], ids=["empty", "all failed"])
@@ -255,13 +263,17 @@ def test_the_requested_number_of_rollouts_is_chosen_without_duplicates(rewards: 
         )
 
 
-def test_an_invalid_line_is_an_error_and_no_report_is_written(tmp_path: Path):
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_damaged_line_is_omitted_and_counted(tmp_path: Path, is_complete: bool):
     run = made_run(tmp_path / "run", RECORDS)
     with (run.path / "rollouts.jsonl").open("ab") as file:
         file.write(b"{}\n")
-    with pytest.raises(vf.RunError, match="not a rollout record"):
-        write_report(run, tmp_path / "out.html")
-    assert not (tmp_path / "out.html").exists()
+    if is_complete:
+        finish_run(run, RECORDS)
+    page = write_and_parse(run, tmp_path)
+    assert page.data["counts"][0] == "3 of 4 rollouts scored"
+    assert "omitted: 1 damaged line of rollouts.jsonl" in page.data["counts"][1]
+    assert page.rewards == [None, 0.2, 0.7, 1.2]
 
 
 def test_a_function_named_reward_is_distinct_from_the_reward(tmp_path: Path):
@@ -394,7 +406,8 @@ def test_the_markdown_summary_has_values_counts_and_the_command(tmp_path: Path):
     )
     assert "\n| win | 0.500 |" in text
     assert (
-        "\n3 of 4 rollouts scored; 1 failed: model: InfraError (1); stop reason: answered (3); \\* interval may" in text
+        "\n3 of 4 rollouts scored; 1 failed\\: model\\: InfraError \\(1\\); stop reason\\: answered \\(3\\); \\* interval may"
+        in text
     )
     assert f"`rove eval @ {run.path}/config.toml --run-dir runs/again`" in text
 
@@ -406,6 +419,20 @@ def test_the_command_for_a_training_measurement_has_a_model_placeholder(tmp_path
     text = markdown(run)
     assert text.startswith("### quiz · a model in training\n")
     assert f"`rove eval @ {run.path}/config.toml -m FOLDER --run-dir runs/again`" in text
+
+
+def test_markdown_has_no_links_or_mentions_and_long_texts_are_complete(tmp_path: Path):
+    run = made_run(tmp_path / "run", RECORDS, model="@octocat, #12, https://example.org")
+    text = markdown(finish_run(run, RECORDS, stops={f"reason {i}": 1 for i in range(40)}))
+    assert "\\@\u2060octocat, \\#12, https\\://example.org" in text
+    assert "reason 39" in text
+
+
+def test_pass_rates_of_some_examples_name_their_number(tmp_path: Path):
+    records = [record(0, 0, 1.0), record(0, 1, 0.0), record(1, 0, 1.0), record(2, 0, 0.0)]
+    rows = summary_data(finish_run(made_run(tmp_path / "run", records), records).summary() or {})["values"]
+    names = [name for name, *_ in rows if name.startswith("pass")]
+    assert names == ["pass@1", "pass@2 (1 of 3 examples)", "pass^1", "pass^2 (1 of 3 examples)"]
 
 
 def test_names_are_escaped_in_markdown_tables(tmp_path: Path):

@@ -255,7 +255,9 @@ def test_report_of_a_training(rove: Rove, tmp_path: Path):
     made_training(tmp_path / "mine")
     printed = rove("report", "mine", "--markdown").out
     assert "| + RL | greedy | 1.150 |" in printed
-    assert "- Still wrong: + RL, greedy: 3 of 60 rollouts earned less than the best reward, 1.200; together" in printed
+    sentence = "+ RL, greedy\\: 3 of 60 rollouts earned less than the best reward, 1.200; together"
+    assert f"- Still wrong: {sentence}" in printed
+    assert "Folder\\: `" in printed
     assert "- Repeat: `rove train quiz" in printed
     rove("report", "mine")
     page = (tmp_path / "mine" / "report.html").read_text("utf-8")

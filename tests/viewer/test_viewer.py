@@ -97,6 +97,12 @@ def test_pass_rates_are_shown_if_some_groups_pass() -> None:
     assert "0.500" in rows["pass^3 (all of 3)"]
 
 
+def test_pass_rates_of_some_examples_name_their_number() -> None:
+    text = rendered(summary_table(make_summary([[1.0, 0.0, 0.0], *[[0.0]] * 99]), "title"))
+    assert "pass@1 (reward ≥ 1)" in text
+    assert text.count("│ 1 of 100 examples ") == 2
+
+
 @pytest.mark.parametrize("rewards", [[[1.0], [0.0]], [[1.0, 1.0], [1.0, 1.0]], [[0.5, 0.2], [0.0, 0.1]]])
 def test_pass_rates_without_new_information_are_not_shown(rewards: list[list[float]]) -> None:
     assert "pass" not in rendered(summary_table(make_summary(rewards), "title"))
@@ -223,6 +229,12 @@ def test_the_curves_table_omits_missing_metrics() -> None:
     text = rendered(curves_table(METRICS, "RL"))
     assert "reward/mean" in text and "entropy/all/mean" in text
     assert "loss" not in text and "length" not in text
+
+
+def test_the_curves_table_omits_null_metrics() -> None:
+    text = rendered(curves_table([*METRICS, {**METRICS[-1], "reward/mean": None}], "RL"))
+    row = next(line for line in text.splitlines() if "reward/mean" in line)
+    assert row.split("│")[3].strip() == "–"
 
 
 def test_the_curves_of_a_run_are_plotted(tmp_path: Path) -> None:

@@ -10,20 +10,21 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, Error
-from rove.core.messages import text_of
 from rove.core.model_roles import RoleClients
 from rove.core.plain import Row
 from rove.core.protocols import Generation, Limits, OnToken, SamplingParams
-from rove.core.records import RolloutRecord
+from rove.core.records import RolloutRecord, Scores
 from rove.core.state import State, bookkeeping, completion_of, prompt_of
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
-from rove.integrations import require_library
+from rove.integrations import require_library, text_messages
+from rove.integrations.stepwise import LibraryEngine
 from rove.models.load import context_of
 from rove.rendering.renderer import Renderer
 from rove.rollouts.run_rollouts import run_rollouts
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 ROW = "rove_row"
 """Key of a prompt's last message: the position of the row. TRL passes only the prompts to a `rollout_func`."""
+TRL_COLUMNS = "trl_columns"
+"""Key of a row's columns as reward functions get them. Default: the row itself, in which rove converts `answer` and `info`."""
 NOT_SUPPORTED = ("stop", "stop_token_ids", "response_format", "structured_outputs", "logit_bias", "min_tokens")
 """Sampling parameters of an environment that TRL's generation cannot apply to single requests."""
 READY_PASSES = 8
@@ -125,11 +128,8 @@ class Rollouts:
 
         rows: list[dict[str, object]] = []
         for position in range(start, end):
-            prompt: list[dict[str, object]] = [
-                {"role": message["role"], "content": text_of(message), ROW: position}
-                for message in self.rows[position]["prompt"]
-            ]
-            rows.append({"prompt": prompt})
+            messages = text_messages(self.rows[position]["prompt"])
+            rows.append({"prompt": [{**message, ROW: position} for message in messages]})
         return Dataset.from_list(rows)
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
@@ -141,7 +141,12 @@ class Rollouts:
         counts = Counter(positions)
         groups = self._run(EngineClient(engine, renderer), counts)
         self.records = [groups[position].pop(0) for position in positions]
-        first_prompts = [self._first_prompt_ids(renderer, record) for record in self.records]
+        # Such an error, such as a lack of memory, would repeat in every step of a training run that learns nothing.
+        if engine.error is not None and all(record.error is not None for record in self.records):
+            raise engine.error
+        # TRL computes logits of all tokens, for which a prompt that was too long must be cut.
+        max_prompt = engine.context - 1
+        first_prompts = [self._first_prompt_ids(renderer, record)[:max_prompt] for record in self.records]
         tokens = [
             _Tokens.of(record, prompt_ids, trainer.max_completion_length, trainer.eos_token_ids[0])
             for record, prompt_ids in zip(self.records, first_prompts, strict=True)
@@ -238,8 +243,12 @@ class _Tokens:
 
     @classmethod
     def of(cls, record: RolloutRecord, prompt_ids: list[int], limit: int, end_id: int) -> _Tokens:
-        """Return the tokens of the branch with the most sampled tokens; of a failed rollout, a token that is not trained."""
+        """Return the tokens of the branch with the most sampled tokens; of a failed rollout, a token that is not trained.
+
+        A rollout whose first prompt was too long did not fail, but has no sampled tokens either.
+        """
         sequences = [] if record.error is not None else sequences_from_record(record)
+        sequences = [sequence for sequence in sequences if any(sequence.mask)]
         if not sequences:
             return cls(prompt_ids, [end_id], [0], [0.0])
         sequence: TrainingSequence = max(sequences, key=lambda sequence: sum(sequence.mask))
@@ -259,22 +268,28 @@ def _metrics(record: RolloutRecord) -> dict[str, float]:
     return {"failed": 0.0, **record.scores.rewards, **record.scores.metrics}
 
 
-class _TrainerEngine:
+class _TrainerEngine(LibraryEngine):
     """TRL's generation as an inference engine: the requests of all rollouts that are ready are one batch."""
 
     def __init__(self, trainer: Any, max_batch: int):
-        if trainer.use_vllm and trainer.accelerator.num_processes > 1:
+        num_processes = trainer.accelerator.num_processes
+        is_sharded = trainer._dist.is_fsdp or trainer._dist.is_zero3
+        if num_processes > 1 and (trainer.use_vllm or is_sharded):
             # All processes must call TRL's generation equally often, but their rollouts have different numbers of turns.
+            method = "generates with vLLM" if trainer.use_vllm else "shards the model (FSDP or ZeRO-3)"
             raise ConfigError(
-                f"TRL generates with vLLM in {trainer.accelerator.num_processes} processes, which rove's rollouts do not "
-                "support; train in one process, or set use_vllm=False"
+                f"TRL {method} in {num_processes} processes, which rove's rollouts do not support; train in one process, or "
+                "set use_vllm=False and keep the whole model in each process (DDP, ZeRO-1, or ZeRO-2)"
             )
         self.trainer = trainer
         self.max_batch = max_batch
         self.context = context_of(trainer.accelerator.unwrap_model(trainer.model))
+        if trainer.use_vllm:
+            self.context = min(self.context, _vllm_context(trainer))
         self.policy_version = int(trainer.state.global_step)
-        self.adapters: list[str] = []
-        self.has_logprobs = False
+        self.has_logprobs = bool(trainer.use_vllm)
+        self.error: Exception | None = None
+        """The last error of TRL's generation."""
         self._requests: list[tuple[list[int], int, asyncio.Future[Generation]]] = []
         self._batches: asyncio.Task[None] | None = None
 
@@ -287,7 +302,8 @@ class _TrainerEngine:
         adapter: str | None = None,
     ) -> Generation:
         """Sample a continuation of `prompt_ids` with TRL's sampling parameters."""
-        remaining_context = self.context - len(prompt_ids)
+        # A prompt that is too long would fail the whole batch.
+        remaining_context = self.remaining_context(prompt_ids)
         limit = min(remaining_context, sampling.max_tokens or self.trainer.max_completion_length)
         generation: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._requests.append((list(prompt_ids), limit, generation))
@@ -309,6 +325,7 @@ class _TrainerEngine:
                     [prompt_ids for prompt_ids, _, _ in requests], [limit for _, limit, _ in requests]
                 )
             except Exception as error:
+                self.error = error
                 # Raised here, the error would end this task, and the rollouts would wait for ever.
                 for _, _, future in requests:
                     if not future.done():  # a rollout at its time limit has canceled its request
@@ -331,7 +348,6 @@ class _TrainerEngine:
                 completions, logprobs = trainer._generate_single_turn(prompts, None, {}, 1)
             finally:
                 config.max_new_tokens = max_new_tokens
-        self.has_logprobs = logprobs is not None
         generations: list[Generation] = []
         for number, (completion, limit) in enumerate(zip(completions, limits, strict=True)):
             ids = list(completion[:limit])
@@ -341,15 +357,34 @@ class _TrainerEngine:
             generations.append(Generation(ids, values, finish_reason, self.policy_version))
         return generations
 
-    def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """Refuse: TRL computes log-probabilities in its own training step."""
-        raise ConfigError("TRL's generation does not score tokens")
 
-    def update_weights(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
-        """Ignore the weights: TRL updates its own."""
+def _vllm_context(trainer: Any) -> int:
+    """Return the maximum tokens of prompt and completion in vLLM, which can be less than the model's."""
+    generation = trainer.vllm_generation
+    if trainer.vllm_mode == "colocate":
+        return generation.llm.llm_engine.model_config.max_model_len
+    return generation.vllm_client.get_server_info()["model_config"]["max_model_len"]
 
-    def release(self) -> None:
-        """Keep the caches, which belong to TRL."""
+
+_returned_values: ContextVar[list[float | None]] = ContextVar("returned_values")
+"""What the functions have returned for the rollout that is being scored."""
+
+
+class _TRLRubric(Rubric):
+    """Reward functions of TRL, which may return None."""
+
+    async def score_rollout(self, state: State) -> Scores:
+        """Return the scores; see `Rubric.score_rollout`.
+
+        Raises:
+            Error: All functions returned None.
+        """
+        values: list[float | None] = []
+        _returned_values.set(values)
+        scores = await super().score_rollout(state)
+        if values and all(value is None for value in values):
+            raise Error("every reward function of TRL returned None, so the rollout has no reward")
+        return scores
 
 
 def rubric_from_trl(
@@ -358,7 +393,7 @@ def rubric_from_trl(
     """Return a rubric with reward functions that are written for TRL.
 
     Each function is called with one rollout: `prompts`, `completions`, `completion_ids`, and the columns of the row are lists
-    of length 1. A function that returns None does not count; if it is the only one, the rollout fails.
+    of length 1. A function that returns None does not count; if all of them do, the rollout fails.
 
     Example:
         >>> env = rove.SingleTurnEnv(dataset=rows, rubric=rubric_from_trl([accuracy_reward, format_reward], [1.0, 0.2]))
@@ -370,15 +405,15 @@ def rubric_from_trl(
     functions = list(reward_funcs) if isinstance(reward_funcs, Iterable) else [reward_funcs]
     if weights is not None and len(weights) != len(functions):
         raise ConfigError(f"{len(weights)} weights for {len(functions)} reward functions; expected one per function")
-    rubric = Rubric()
+    rubric = _TRLRubric()
     for number, function in enumerate(functions):
         weight = 1.0 if weights is None else weights[number]
         name = function_name(function)
-        rubric.add_reward_func(_as_reward_func(function, name, len(functions) == 1), weight=weight, name=name)
+        rubric.add_reward_func(_as_reward_func(function, name), weight=weight, name=name)
     return rubric
 
 
-def _as_reward_func(function: Callable[..., Any], name: str, is_only: bool) -> Callable[..., Any]:
+def _as_reward_func(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     takes_all = any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(function).parameters.values()
     )
@@ -386,7 +421,11 @@ def _as_reward_func(function: Callable[..., Any], name: str, is_only: bool) -> C
 
     async def reward(state: State) -> float:
         row = bookkeeping(state).input or {}
-        columns = {column: [value] for column, value in row.items() if column not in ("prompt", "completion")}
+        columns = {
+            column: [value]
+            for column, value in row.get(TRL_COLUMNS, row).items()
+            if column not in ("prompt", "completion")
+        }
         tokens = [step.tokens for step in bookkeeping(state).trajectory]
         available: dict[str, Any] = {
             **columns,
@@ -401,8 +440,7 @@ def _as_reward_func(function: Callable[..., Any], name: str, is_only: bool) -> C
         values = list(await maybe_await(function(**arguments)))
         if len(values) != 1:
             raise Error(f"reward function '{name}' returned {len(values)} rewards for one rollout; expected one")
-        if values[0] is None and is_only:
-            raise Error(f"reward function '{name}' returned None, so the rollout has no reward")
+        _returned_values.get([]).append(values[0])
         return 0.0 if values[0] is None else float(values[0])
 
     # The identity of a run contains the source of TRL's function, which `inspect` finds here.

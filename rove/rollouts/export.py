@@ -31,17 +31,24 @@ NUM_CHECKED = 100
 
 def dataset_row(record: RolloutRecord, scores: Scores) -> Row:
     """Return a scored rollout as a dataset row. `metrics` has every function of the rubric; `tools` has the tools of
-    the prompt.
+    the prompt. In completion mode, `prompt` and `completion` are texts.
     """
     return {
-        "prompt": [dict(m) for m in record.prompt],
-        "completion": [dict(m) for m in record.completion],
+        "prompt": _text_or_messages(record, record.prompt),
+        "completion": _text_or_messages(record, record.completion),
         "reward": scores.reward,
         "answer": record.answer,
         "info": record.info,
         "metrics": merged_metrics(scores),
         **({"tools": record.tools} if record.tools else {}),
     }
+
+
+def _text_or_messages(record: RolloutRecord, messages: list[MessageDict]) -> str | list[MessageDict]:
+    # A text row: SFT on messages would render the chat template, which the model has not seen in the rollout.
+    if record.is_text:
+        return "".join(map(text_of, messages))
+    return [dict(message) for message in messages]
 
 
 class RunRows:
@@ -305,7 +312,8 @@ def _flat(row: Row) -> Row:
     """Return a row whose columns have the same types in all rows."""
     flat = _columns(row)
     for name in ("prompt", "completion"):
-        flat[name] = [_with_text(message) for message in row[name]]
+        if not isinstance(row[name], str):
+            flat[name] = [_with_text(message) for message in row[name]]
     for name in ("info", "tools"):
         if name in row:
             flat[name] = msgspec.json.encode(row[name]).decode()

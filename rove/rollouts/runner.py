@@ -471,6 +471,7 @@ def make_record(
         env_id=rollout.env_id,
         model_roles=rollout.model_roles,
         renderings=rollout.renderings,
+        is_text=isinstance(prompt_of(state), str),
         tools=rollout.tools or None,
     )
 

@@ -80,7 +80,8 @@ class MathRubric(Rubric):
             WorkerError, RemoteError: `answer` cannot be compared in time, or makes math-verify fail.
             Error: `answer` cannot be parsed.
         """
-        response = str(parser.parse_answer(completion) or "").strip()
+        parsed_answer = parser.parse_answer(completion)
+        response = "" if parsed_answer is None else str(parsed_answer).strip()
         if not response or len(response) > self.max_verify_chars:
             return 0.0
         return float(await self._pool.grade(str(answer), response))

@@ -196,6 +196,7 @@ class XMLParser(Parser):
         super().__init__(extract_fn)
         self.answer_field = answer_field
         self._fields = _checked_fields(fields)
+        self._reasoning_after_answer = _reasoning_after(self._fields, answer_field)
         self._starts = tuple(f"<{name}>" for name in self._fields[0])
         self._ends = tuple(f"</{name}>" for name in self._fields[-1])
 
@@ -213,7 +214,8 @@ class XMLParser(Parser):
     def parse_answer(self, completion: Completion) -> Any:
         """Return the last complete `answer_field` after the reasoning in the last assistant message, or None.
 
-        If the answer field is itself the reasoning (`answer_field="reasoning"`), the whole message is read.
+        The answer may be before the reasoning if the fields have this order, and may contain a tag such as `<think>`. If
+        the answer field is itself the reasoning (`answer_field="reasoning"`), the whole message is read.
 
         Raises:
             ConfigError: `answer_field` is not one of the fields.
@@ -223,12 +225,33 @@ class XMLParser(Parser):
             return None
         text = text_of(messages[-1])
         # A field such as <reasoning> is removed by `visible_response`, so it could never be read from the response.
-        parsed = self.parse(text if _is_reasoning_tag(self.answer_field) else visible_response(text), last=True)
+        parsed = self.parse(text if _is_reasoning_tag(self.answer_field) else self._response(text), last=True)
         if not hasattr(parsed, self.answer_field):
             hint = nearest(self.answer_field, vars(parsed))
             raise ConfigError(f"answer_field='{self.answer_field}' of this XMLParser is not one of its fields: {hint}")
         answer = getattr(parsed, self.answer_field)
         return None if answer is None else self.extract_fn(answer)
+
+    def _response(self, text: str) -> str:
+        """Return the part of a text from which the answer is read."""
+        response = visible_response(text)
+        if _between(response, self.answer_field, last=True) is not None:
+            return response
+        for name in self._reasoning_after_answer:
+            text = text.partition(f"<{name}>")[0]
+        opening, closing = f"<{self.answer_field}>", f"</{self.answer_field}>"
+        end = text.rfind(closing)
+        start = text.rfind(opening, 0, max(end, 0))
+        if start < 0:
+            return response
+        # Tags within the answer are its own, as in code that prints "<think>", unless the answer may be part of the reasoning:
+        # before it, some reasoning is open; it begins with a closing tag; or there is a tag after it.
+        _, unfinished = _reasoning(text[:start])
+        tag = _REASONING_TAG.search(text, start, end)
+        is_closing = tag is not None and bool(tag["end"] or tag["end_mistral"])
+        if unfinished or is_closing or _REASONING_TAG.search(text, end):
+            return response
+        return text[start : end + len(closing)]
 
     def format_score(self, text: str) -> float:
         """Return 0.4 times the share of fields present, plus 0.2 each for: tidy, starts with the first tag, ends with the last.
@@ -297,6 +320,17 @@ def _checked_fields(fields: Sequence[str | Sequence[str]]) -> list[tuple[str, ..
                 raise ConfigError(f"the field '{name}' is given twice in {fields!r}; every tag needs its own name")
             used_names.add(name)
     return groups
+
+
+def _reasoning_after(fields: Sequence[tuple[str, ...]], answer_field: str) -> list[str]:
+    """Return the tags of reasoning among the fields after the answer."""
+    names: list[str] = []
+    is_after = False
+    for group in fields:
+        if is_after:
+            names += [name for name in group if _is_reasoning_tag(name)]
+        is_after = is_after or answer_field in group
+    return names
 
 
 def _between(text: str, name: str, last: bool) -> str | None:

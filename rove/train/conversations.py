@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from rove.core.errors import ConfigError
+from rove.core.messages import text_of
 from rove.core.plain import JsonMapping
 from rove.core.records import RolloutRecord, TrajectoryStep
 
@@ -51,11 +52,14 @@ def conversations_of(record: RolloutRecord) -> list[Conversation]:
     """Return the conversations of a rollout; every message that the model sampled is in exactly one conversation.
 
     Usually, there is one conversation: prompt and completion. But the model may have seen other conversations, because an
-    external agent may add its own system prompt, rewrite messages, and hold several conversations.
+    external agent may add its own system prompt, rewrite messages, and hold several conversations. Of raw texts, each turn is
+    a conversation.
     """
     steps = record.steps
     # Repeated examples, and those of asynchronous training, have keys of their own, as in "key#2" or "key@5".
     example_key = re.split("[#@]", record.example_key)[0]
+    if record.is_text:
+        return _text_conversations(record, example_key)
     sampled = [step.completion[-1] for step in steps if step.completion]
     responses = [message for message in record.completion if message["role"] == "assistant"]
     # The model was shown exactly the conversation of the record, so one sequence has every response.
@@ -80,6 +84,19 @@ def conversations_of(record: RolloutRecord) -> list[Conversation]:
         )
         for chain in chains
     ]
+
+
+def _text_conversations(record: RolloutRecord, example_key: str) -> list[Conversation]:
+    """Return a conversation per turn: the text before the turn, and the text that the model added."""
+    turns = [(step.prompt, step.completion) for step in record.steps] or [(record.prompt, record.completion)]
+    conversations: list[Conversation] = []
+    for prompt, completion in turns:
+        messages: list[dict[str, object]] = [
+            {"role": "user", "content": "".join(map(text_of, prompt))},
+            {"role": "assistant", "content": "".join(map(text_of, completion))},
+        ]
+        conversations.append(Conversation(messages, example_key=example_key, prompt_length=1, is_text=True))
+    return conversations
 
 
 def _continues(step: TrajectoryStep, previous: TrajectoryStep) -> bool:

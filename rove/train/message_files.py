@@ -1,7 +1,10 @@
 """Read files of messages for SFT, in the forms that TRL, prime-rl and Unsloth read.
 
 A row has `messages` (OpenAI), `conversations` (ShareGPT, with `from` and `value`), or `prompt` and `completion`, which are both
-messages or both texts. Every row is checked before training starts, because the file may come from an untrusted source.
+messages or both texts. A text `system` becomes the first message, unless there is a system message. Assistant messages with
+`"weight": 0` (OpenAI) are not trained on.
+
+Every row is checked before training starts, because the file may come from an untrusted source.
 """
 
 from __future__ import annotations
@@ -10,11 +13,11 @@ import codecs
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeGuard, cast
+from typing import Any, NoReturn, cast
 
 from rove.core.errors import ConfigError, nearest, short_repr
 from rove.core.messages import ROLES, text_of
-from rove.core.plain import JsonMapping, JsonObject, MessageDict, is_mapping
+from rove.core.plain import JsonMapping, JsonObject, MessageDict, is_mapping, is_sequence
 from rove.core.protocols import checked_template_kwargs
 from rove.envs.dataset import check_no_utf16, example_key, reject_bytes
 from rove.envs.question_files import read_parquet
@@ -137,7 +140,7 @@ def conversation_from_row(source: str, row: Any) -> Conversation:
         row: A mapping in one of the forms, or a list of messages.
     """
     try:
-        return _conversation(source, {"messages": row} if _is_sequence(row) else row)
+        return _conversation(source, {"messages": row} if is_sequence(row) else row)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
 
@@ -156,13 +159,22 @@ def _conversation(source: str, row: Any) -> Conversation:
         "template_kwargs": _template_kwargs(columns.get("chat_template_kwargs")),
         "place": source,
     }
+    system = columns.get("system") or ""
+    if not isinstance(system, str):
+        raise ConfigError(f"'system' is {short_repr(system)}; expected a text")
     if listed:
-        messages = _messages(_from_json(columns[listed[0]], listed[0]), listed[0])
+        messages = _with_system(system, _messages(_from_json(columns[listed[0]], listed[0]), listed[0]))
+        options["sampled_messages"] = _take_weights(messages)
         prompt_length = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
         key = _key(columns, messages[:prompt_length])
         return Conversation(messages, example_key=key, **options)
     prompt, completion = columns["prompt"], columns["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
+        if system:
+            raise ConfigError(
+                "the row has 'system', but 'prompt' and 'completion' are raw texts; write the system prompt into 'prompt', or "
+                "give lists of messages"
+            )
         messages: list[MessageDict] = [
             {"role": "user", "content": prompt},
             {"role": "assistant", "content": completion},
@@ -170,9 +182,35 @@ def _conversation(source: str, row: Any) -> Conversation:
         return Conversation(messages, example_key=_key(columns, messages[:1]), prompt_length=1, is_text=True, **options)
     if isinstance(prompt, str) or isinstance(completion, str):
         raise ConfigError("'prompt' and 'completion' must both be texts, or both be lists of messages")
-    prompt = _messages(prompt, "prompt", needs_assistant=False)
+    prompt = _with_system(system, _messages(prompt, "prompt", needs_assistant=False))
     messages = [*prompt, *_messages(completion, "completion")]
+    options["sampled_messages"] = _take_weights(messages)
     return Conversation(messages, example_key=_key(columns, prompt), prompt_length=len(prompt), **options)
+
+
+def _with_system(system: str, messages: list[JsonObject]) -> list[JsonObject]:
+    if not system or messages[0]["role"] == "system":
+        return messages
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _take_weights(messages: Sequence[JsonObject]) -> frozenset[int] | None:
+    """Remove OpenAI's weights from messages; return the indices of the assistant messages with weight 1, None if it is all.
+
+    Raises:
+        ConfigError: A weight is neither 0 nor 1, or all weights are 0.
+    """
+    weights = [message.pop("weight", 1) for message in messages]
+    roles = [message["role"] for message in messages]
+    for index, weight in enumerate(weights):
+        if roles[index] == "assistant" and weight not in (0, 1):
+            raise ConfigError(
+                f"message {index + 1} has the weight {short_repr(weight)}; expected 0 or 1, as in OpenAI's API"
+            )
+    trained = frozenset(index for index, weight in enumerate(weights) if roles[index] == "assistant" and weight == 1)
+    if not trained:
+        raise ConfigError("all assistant messages have the weight 0; expected one to train on")
+    return None if len(trained) == roles.count("assistant") else trained
 
 
 def _key(columns: JsonMapping, prompt: Sequence[JsonMapping]) -> str:
@@ -194,14 +232,16 @@ def _from_json(value: Any, name: str) -> Any:
     try:
         return _load(value)
     except ValueError as error:
-        raise ConfigError(f"'{name}' is the text {short_repr(value)}, which is not JSON: {error}") from error
+        raise ConfigError(
+            f"'{name}' is the text {short_repr(value)}; expected a list or an object, or its JSON: {error}"
+        ) from error
 
 
 def _tools(value: Any) -> list[JsonObject] | None:
     tools = _from_json(value, "tools")
     if not tools:
         return None
-    if not _is_sequence(tools) or not all(is_mapping(tool) for tool in tools):
+    if not is_sequence(tools) or not all(is_mapping(tool) for tool in tools):
         raise ConfigError(f"'tools' is {short_repr(tools)}; expected a list of tools in OpenAI's form, or its JSON")
     return [dict(tool) for tool in tools]
 
@@ -214,7 +254,7 @@ def _template_kwargs(value: Any) -> JsonObject | None:
 
 
 def _messages(values: Any, name: str, needs_assistant: bool = True) -> list[JsonObject]:
-    if not _is_sequence(values) or not values:
+    if not is_sequence(values) or not values:
         raise ConfigError(f"'{name}' is {short_repr(values)}; expected a list of at least one message")
     messages: list[JsonObject] = []
     for number, value in enumerate(values, start=1):
@@ -248,10 +288,6 @@ def _message(value: Any) -> JsonObject:
     return message
 
 
-def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
-    return isinstance(value, (list, tuple))
-
-
 def _check_role(role: Any, written: Any, names: Iterable[str]) -> None:
     if not isinstance(role, str) or role not in ROLES:
         advice = nearest(written, names) if isinstance(written, str) else f"expected one of {', '.join(sorted(names))}"
@@ -261,7 +297,7 @@ def _check_role(role: Any, written: Any, names: Iterable[str]) -> None:
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    if not _is_sequence(content):
+    if not is_sequence(content):
         raise ConfigError(f"has the content {short_repr(content)}; expected a text or a list of text parts")
     for part in content:
         if isinstance(part, str):
@@ -284,7 +320,7 @@ def _check_response(message: JsonObject) -> None:
     calls = message.pop("tool_calls", None)
     if not calls:
         return
-    if not _is_sequence(calls) or not all(is_mapping(call) for call in calls):
+    if not is_sequence(calls) or not all(is_mapping(call) for call in calls):
         raise ConfigError(f"has the tool_calls {short_repr(calls)}; expected a list of objects")
     message["tool_calls"] = [
         dict(call) if "function" in call else {"type": "function", "function": dict(call)} for call in calls

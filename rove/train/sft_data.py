@@ -31,7 +31,7 @@ from rove.train.message_files import (
     is_message_file,
     read_rows,
 )
-from rove.train.sequences import TrainingSequence, sequence_from_text, sequences_from_messages
+from rove.train.sequences import TrainingSequence, sequences_from_conversation
 
 SFTSource = str | Path | Run | Iterable[Any]
 """A run folder, a file of messages, a run, or data in memory: rollouts, rows, lists of messages, or a `datasets.Dataset`."""
@@ -103,6 +103,8 @@ class SFTData:
             else:
                 conversations.append(conversation_from_row(*value))
         if len(conversations) < 2:
+            if not count:
+                raise ConfigError(f"{self.name} has no conversations; SFT needs at least 2")
             reasons = "".join(f"; {number} {reason}" for reason, number in self.dropped.items())
             raise ConfigError(
                 f"{len(conversations)} of {count} conversations in {self.name} are left{reasons}; SFT needs at least 2"
@@ -181,9 +183,26 @@ def tokenize(
         truncated_tokens = sum(max(0, len(sequence.ids) - limit) for sequence in sequences)
         if truncated_tokens and config.overlong == "drop":
             sequences = []
-        trained = [sequence.truncated(limit) for sequence in sequences if any(sequence.mask[:limit])]
+        trained = [sequence.truncated(limit) for sequence in sequences if any(sequence.mask[1:limit])]
         tokenized.append(TokenizedConversation(conversation, trained, truncated_tokens))
     return tokenized
+
+
+def check_vocabulary(renderer: Renderer, tokenized: Sequence[TokenizedConversation], vocab_size: int) -> None:
+    """Check that the model has an embedding of every token: a tokenizer may have tokens that were added without resizing the
+    model.
+    """
+    for conversation, sequences, _ in tokenized:
+        for sequence in sequences:
+            if max(sequence.ids) < vocab_size:
+                continue
+            token = next(token for token in sequence.ids if token >= vocab_size)
+            source = f"{conversation.place}: " if conversation.place else ""
+            raise ConfigError(
+                f"{source}the conversation has the token {token} ({renderer.decode([token])!r}), but the model has embeddings of "
+                f"{vocab_size:,} tokens; expected ids from 0 to {vocab_size - 1}: resize the model with "
+                "model.resize_token_embeddings(len(tokenizer)) and save it, or use the tokenizer that belongs to the model"
+            )
 
 
 def sequence_limit(config: SFTConfig, context: int) -> int:
@@ -258,20 +277,10 @@ def check_conversations(renderer: Renderer, conversations: Sequence[Conversation
 
 def _sequences(renderer: Renderer, conversation: Conversation, loss_on: str) -> list[TrainingSequence]:
     try:
-        return _rendered_sequences(renderer, conversation, loss_on)
+        return sequences_from_conversation(renderer, conversation, conversation.trained_messages(loss_on))
     except ConfigError as error:
         source = f"{conversation.place}: " if conversation.place else ""
         raise ConfigError(f"{source}{error}") from error
-
-
-def _rendered_sequences(renderer: Renderer, conversation: Conversation, loss_on: str) -> list[TrainingSequence]:
-    if conversation.is_text:
-        prompt, completion = (str(message["content"]) for message in conversation.messages)
-        return [sequence_from_text(renderer, prompt, completion)]
-    trained = conversation.trained_messages(loss_on)
-    return sequences_from_messages(
-        renderer, conversation.messages, conversation.tools, trained, conversation.template_kwargs
-    )
 
 
 def split(

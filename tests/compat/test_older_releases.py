@@ -17,7 +17,7 @@ from rove.compat.verifiers.legacy_loop import parameter_names
 from rove.compat.verifiers.messages import as_legacy_messages, normalize_messages
 from rove.compat.verifiers.multiturn import parse_is_truncated, parse_response_messages
 from rove.compat.verifiers.release import RELEASES, allowed_releases, recognized_releases, release_within
-from rove.compat.verifiers.types import Response, ResponseMessage, Tool
+from rove.compat.verifiers.types import Response, ResponseMessage, RolloutTiming, TimeSpan, Tool
 from rove.envs.loading import load_environment
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -34,6 +34,15 @@ def four(messages: Any, state: Any, rng: Any) -> str:
 SYNC = "import verifiers as vf\nclass E(vf.MultiTurnEnv):\n    def is_completed(self, messages, state): return True\n"
 ASYNC = SYNC.replace("def", "async def")
 OWN_TURN = "import verifiers as vf\nasync def f(state):\n    state['turn'] = 1\n    return state['turn']\n"
+
+
+def load_package(folder: Path, name: str, source: str, requirement: str) -> Any:
+    """Write a package with a requirement on `verifiers` into the folder; return its environment."""
+    (folder / name).mkdir()
+    (folder / name / f"{name}.py").write_text(source)
+    project = f'[project]\nname = "{name}"\nversion = "1"\ndependencies = ["{requirement}"]\n'
+    (folder / name / "pyproject.toml").write_text(project)
+    return load_environment(name, folder).inner  # type: ignore[attr-defined]
 
 
 def release(source: str, requirement: str = "") -> str:
@@ -195,6 +204,46 @@ def test_responses_are_parsed_as_in_0_1_9() -> None:
     assert asyncio.run(parse_response_messages(text, "completion")) == "four"
 
 
+STORY = """
+import rove.compat.verifiers as vf
+
+class Story(vf.MultiTurnEnv):
+    async def env_response(self, messages, state, **kwargs):
+        assert messages == "Once a"
+        return REPLY
+
+    IS_COMPLETED
+
+def load_environment():
+    def length(prompt, completion):
+        return float(completion.strip() == "a and a") * (prompt == "Once")
+
+    rows = [{"prompt": "Once", "answer": ""}]
+    return Story(dataset=rows, rubric=vf.Rubric(funcs=[length]), max_turns=2, message_type="completion")
+"""
+OLD_STORY = STORY.replace("REPLY", '" and", state').replace(
+    "IS_COMPLETED", "async def is_completed(self, messages, state): return messages.endswith('and a')"
+)
+
+
+@pytest.mark.parametrize(
+    ("requirement", "source"),
+    [
+        ("verifiers==0.1.9", STORY.replace("REPLY", '" and"').replace("IS_COMPLETED", "")),
+        ("verifiers==0.1.5", OLD_STORY),
+    ],
+)
+def test_completion_environments_before_0_1_11_have_texts(requirement: str, source: str, tmp_path: Path) -> None:
+    env = load_package(tmp_path, f"story_{requirement[-1]}", source, requirement)
+    client = rove.ScriptedClient(lambda messages, state, rng: " a")
+    [output] = env.evaluate_sync(client, "m")["outputs"]
+    assert (output["prompt"], output["completion"], output["reward"]) == ("Once", " a and a", 1.0)
+    [record] = asyncio.run(rove.generate(env, client))
+    assert [message["content"] for message in record.completion] == [" a", " and", " a"]
+    assert [message["role"] for message in record.completion] == ["assistant", "user", "assistant"]
+    assert len(record.steps) == 2 and record.reward == 1.0
+
+
 @pytest.mark.parametrize(("name", "calls"), [("SandboxError", 3), ("EmptyModelResponseError", 3), ("ToolError", 1)])
 def test_serialized_errors_are_retried_by_their_class(name: str, calls: int) -> None:
     attempts: list[str] = []
@@ -205,6 +254,117 @@ def test_serialized_errors_are_retried_by_their_class(name: str, calls: int) -> 
 
     result = asyncio.run(maybe_retry(fail, max_retries=2, initial=0.0)())
     assert result["error"]["error"] == name and len(attempts) == calls
+
+
+# State
+
+
+def test_the_timing_has_milliseconds_that_can_be_set() -> None:
+    timing = RolloutTiming(generation=TimeSpan(start=1.0, end=3.0), scoring=TimeSpan(start=3.0, end=3.5))
+    assert (timing["generation_ms"], timing["scoring_ms"], timing.get("total_ms")) == (2000.0, 500.0, 2500.0)
+    timing["total_ms"] += 1.0
+    assert timing["total_ms"] == 2501.0 and "generation_ms" not in timing.model_dump()
+    with pytest.raises(KeyError):
+        timing["waiting_ms"]
+
+
+def tool_named(name: str) -> dict[str, Any]:
+    function = {"name": name, "description": "", "parameters": {"type": "object", "properties": {}}}
+    return {"type": "function", "function": function}
+
+
+def test_tools_can_be_set_in_the_form_of_openai() -> None:
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    class Own(vf.ToolEnv):
+        def __init__(self, **kwargs: Any):
+            super().__init__(**kwargs)
+            self.oai_tools.append(tool_named("appended"))
+            self.oai_tools = [*self.oai_tools, tool_named("set")]
+            self.add_tool(lookup)
+
+        async def setup_state(self, state: Any, **kwargs: Any) -> Any:
+            state["oai_tools"] = [*state["oai_tools"], tool_named("in_state")]
+            state["oai_tools"].append(tool_named("appended_in_state"))
+            return state
+
+    def lookup(word: str) -> str:
+        """Look up."""
+        return word
+
+    env = Own(tools=[add], dataset=ROWS[:1], rubric=vf.Rubric())
+    requests: list[rove.Request] = []
+
+    class Records(rove.ScriptedClient):
+        async def respond(self, request: rove.Request) -> rove.Response:
+            requests.append(request)
+            return await super().respond(request)
+
+    [record] = asyncio.run(rove.generate(env, Records(four)))
+    env.evaluate_sync(Records(four), "m")
+    names = ["add", "appended", "set", "lookup", "in_state", "appended_in_state"]
+    for tools in (record.tools, requests[0].tools, requests[1].tools):
+        assert [tool["function"]["name"] for tool in tools or []] == names
+    env.remove_tool(add)
+    assert [tool["function"]["name"] for tool in env.oai_tools or []] == names[1:4]
+
+
+def test_the_client_of_a_state_has_the_method_of_the_client_of_openai() -> None:
+    class Asks(vf.SingleTurnEnv):
+        async def setup_state(self, state: Any, **kwargs: Any) -> Any:
+            messages = [{"role": "user", "content": "2+2?"}]
+            create = state["client"].chat.completions.create
+            response = await create(model=state["model"], messages=messages, temperature=0.5)
+            state["hint"] = response.choices[0].message.content
+            return state
+
+    env = Asks(dataset=ROWS[:1], rubric=vf.Rubric())
+    [output] = env.evaluate_sync(rove.ScriptedClient(four), "m", state_columns=["hint"])["outputs"]
+    assert output["hint"] == "4"
+    [record] = asyncio.run(rove.generate(env, rove.ScriptedClient(four)))
+    assert len(record.steps) == len(record.model_roles["environment"]) == 1
+
+
+# Scoring
+
+
+def test_independent_scoring_calls_score_rollout() -> None:
+    class Own(vf.Rubric):
+        async def score_rollout(self, state: Any) -> None:
+            state.update(reward=7.0, metrics={"own": 7.0})
+
+    class Older(vf.Rubric):
+        async def score_rollout(self, prompt: Any, completion: Any, *rest: Any, **kwargs: Any) -> Any:
+            return vf.RolloutScore(reward=3.0, metrics={"older": 3.0})
+
+    for rubric, reward in ((Own(funcs=[right]), 7.0), (Older(funcs=[right]), 3.0)):
+        env = vf.SingleTurnEnv(dataset=ROWS[1:2], rubric=rubric)
+        for member in (env, vf.EnvGroup([env])):
+            [output] = member.evaluate_sync(rove.ScriptedClient(four), "m", independent_scoring=True)["outputs"]
+            assert output["reward"] == reward
+            row = member.get_dataset()[0]
+            assert asyncio.run(member.run_rollout(row, rove.ScriptedClient(four), "m", {}))["reward"] == reward
+    [output] = vf.SingleTurnEnv(dataset=ROWS[1:2], rubric=Own(funcs=[right])).evaluate_sync(
+        rove.ScriptedClient(four), "m"
+    )["outputs"]
+    assert output["reward"] == 1.0  # as a group
+
+
+GROUP = """
+import rove.compat.verifiers as vf
+
+def load_environment():
+    with_eval = vf.SingleTurnEnv(dataset=[{"question": "a"}], eval_dataset=[{"question": "b"}])
+    return vf.EnvGroup([with_eval, vf.SingleTurnEnv(dataset=[{"question": "c"}])])
+"""
+
+
+@pytest.mark.parametrize(("release", "questions"), [("0.1.10", ["b", "c"]), ("0.1.11", ["b"])])
+def test_members_of_a_group_without_evaluation_rows(release: str, questions: list[str], tmp_path: Path) -> None:
+    env = load_package(tmp_path, f"group_{release[-2:]}", GROUP, f"verifiers=={release}")
+    assert [row["question"] for row in env.get_eval_dataset()] == questions
 
 
 # Saved results
@@ -253,3 +413,24 @@ def test_saved_results_of_another_run_are_never_overwritten(
     with pytest.raises(ValueError, match=message):
         env.evaluate_sync(client, model, results_path=tmp_path, save_results=True, **options)
     assert (tmp_path / "results.jsonl").read_bytes() == saved
+
+
+def test_finished_rollouts_are_saved_if_the_run_ends_early(tmp_path: Path) -> None:
+    env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[right]))
+    requests: list[str] = []
+    options: dict[str, Any] = {"results_path": tmp_path, "save_results": True, "max_concurrent": 1}
+
+    def fail_later(outputs: list[Any], new: list[Any], metadata: Any) -> None:
+        lines = (tmp_path / "results.jsonl").read_text().splitlines()
+        assert len(lines) == len(outputs)
+        if len(outputs) == 3:
+            raise RuntimeError("broken callback")
+
+    with pytest.raises(RuntimeError, match="broken callback"):
+        env.evaluate_sync(counted_client(requests), "m", on_progress=fail_later, **options)
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"example_id": 3, "rew')  # as a killed process leaves it
+    requests.clear()
+    results = env.evaluate_sync(counted_client(requests), "m", **options)
+    assert len(results["outputs"]) == 5 and requests == ["4+4?", "5+5?"]
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 5

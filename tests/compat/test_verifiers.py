@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import importlib
 import importlib.util
 import itertools
@@ -444,6 +445,27 @@ async def test_model_calls_of_the_environment_have_their_own_seeds_and_role() ->
     other_client = Says("4")
     await rove.generate(env, other_client)
     assert [request.seed for request in other_client.asked] == [request.seed for request in client.asked]
+
+
+async def test_turns_are_recorded_if_the_package_copies_responses() -> None:
+    class Copies(vf.MultiTurnEnv):
+        async def get_model_response(self, *args: Any, **kwargs: Any) -> Any:
+            response = await super().get_model_response(*args, **kwargs)
+            return response.model_copy(update={"model": "copied"})
+
+        async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+            state["trajectory"] = copy.deepcopy(state["trajectory"])
+            return [vf.UserMessage(content="on")]
+
+    class CopiesInOldLoop(Copies):
+        async def is_completed(self, messages: Any, state: Any, **kwargs: Any) -> bool:
+            return state["turn"] == 3
+
+    for env_class in (Copies, CopiesInOldLoop):
+        env = env_class(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=3)
+        [record] = await rove.generate(env, Says("1", "2", "3"))
+        assert [step.completion[0]["content"] for step in record.steps] == ["1", "2", "3"]
+        assert not record.model_roles
 
 
 async def test_the_environment_can_make_concurrent_calls() -> None:
@@ -946,6 +968,11 @@ async def test_the_python_tool_is_persistent(contained: None) -> None:
     assert "ZeroDivisionError" in record.completion[3]["content"]
     assert record.tools is not None
     assert record.tools[0]["function"]["parameters"]["required"] == ["code"]
+
+
+def test_a_sandbox_has_the_given_limits(contained: None) -> None:
+    env = vf.SandboxEnv(dataset=ROWS, memory_gb=1, disk_size_gb=0.5)
+    assert (env.backend.limits.memory_bytes, env.backend.limits.disk_bytes) == (1 << 30, 1 << 29)
 
 
 @pytest.mark.slow

@@ -51,6 +51,21 @@ def test_only_mathematically_equal_answers_are_right() -> None:
     assert all(record.scores.weights == {"correct_answer": 1.0} for record in records if record.scores)
 
 
+def test_a_parsed_answer_of_zero_is_an_answer() -> None:
+    class Count(vf.Parser):
+        def parse(self, text: str) -> int:
+            return len(text)
+
+    async def scores() -> list[float]:
+        rubric = vf.MathRubric(parser=Count(), max_workers=1)
+        try:
+            return [await rubric.correct_answer(rubric.parser, reply, "0") for reply in ("", "word")]
+        finally:
+            await rubric.teardown()
+
+    assert asyncio.run(scores()) == [1.0, 0.0]
+
+
 HOSTILE = {
     "a tower of powers": r"9^{9^{9^{9^{9}}}}",
     "a factorial of a factorial": "((99999!)!)!",

@@ -151,6 +151,26 @@ def test_an_answer_within_finished_reasoning_does_not_count():
     assert Parser().parse_answer(text) == text
 
 
+def test_an_answer_may_be_before_reasoning_if_the_fields_have_this_order():
+    parser = XMLParser(["answer", "reasoning"])
+    assert parser.parse_answer(parser.format(answer="42", reasoning="not <answer>3</answer>")) == "42"
+    assert parser.parse_answer("<answer>42</answer><reasoning>cut off") == "42"
+    assert parser.parse_answer("<reasoning>a</reasoning><answer>42</answer>") == "42"
+    assert parser.parse_answer("draft <answer>3</answer></reasoning>") is None
+    assert parser.parse_answer("<think>draft <answer>3</answer><reasoning>") is None
+    assert XMLParser(["reasoning", "answer"]).parse_answer("<answer>3</answer><reasoning>a</reasoning>") is None
+
+
+@pytest.mark.parametrize("code", ["print('<think>')", "print('<think></think>')"])
+def test_an_answer_may_contain_tags_of_reasoning(code: str):
+    parser = XMLParser(["think", "code"], answer_field="code")
+    for reasoning in ("", "<think>a</think>"):
+        assert parser.parse_answer(f"{reasoning}<code>{code}</code>") == code
+    assert parser.parse_answer(f"<think><code>{code}</code>") is None
+    assert parser.parse_answer(f"<code>{code}</code></think>") is None
+    assert parser.parse_answer("<code>a</think>b</code>") is None
+
+
 def test_the_reasoning_itself_can_be_the_answer_field():
     parser = XMLParser(["reasoning", "answer"], answer_field="reasoning")
     assert parser.parse_answer("<reasoning>a</reasoning><answer>4</answer>") == "a"

@@ -84,7 +84,34 @@ def test_the_place_of_the_completion_is_known_only_with_prompt_and_completion():
         conversation_from_row("row 1", [ASKED, SAID]).trained_messages("completion")
 
 
+def test_messages_with_weight_0_are_not_trained_on():
+    ignored, trained = {**SAID, "weight": 0}, {**SAID, "weight": 1}
+    for row in (
+        {"messages": [ASKED, ignored, ASKED, trained]},
+        {"prompt": [ASKED, ignored, ASKED], "completion": [SAID]},
+    ):
+        conversation = conversation_from_row("row 1", row)
+        assert conversation.messages == [ASKED, SAID, ASKED, SAID]
+        assert conversation.trained_messages("all") == {3}
+    assert conversation_from_row("row 1", {"messages": [ASKED, trained]}).sampled_messages is None
+
+
+def test_the_column_system_is_the_first_message():
+    system = {"role": "system", "content": "Add."}
+    for row in FORMS[:4]:
+        conversation = conversation_from_row("row 1", {**row, "system": "Add."})
+        assert conversation.messages == [system, ASKED, SAID]
+        assert conversation.prompt_length in (None, 2)
+        assert conversation_from_row("row 1", {**row, "system": ""}).messages == [ASKED, SAID]
+    own = {"messages": [{**system, "content": "Own."}, ASKED, SAID], "system": "Add."}
+    assert conversation_from_row("row 1", own).messages[0]["content"] == "Own."
+
+
 WRONG_ROWS = [
+    ({"messages": [ASKED, {**SAID, "weight": 0}]}, "all assistant messages have the weight 0"),
+    ({"messages": [ASKED, {**SAID, "weight": 0.5}]}, "message 2 has the weight 0.5; expected 0 or 1"),
+    ({"messages": [ASKED, SAID], "system": ["Add."]}, "'system' is .*; expected a text"),
+    ({"prompt": "a", "completion": "b", "system": "Add."}, "the row has 'system', but .* are raw texts"),
     (7, "the row is 7; expected an object with 'messages', 'conversations', or 'prompt' and 'completion'"),
     ({"text": "a"}, r"the row has neither .*; its columns are \['text'\]"),
     ({"prompt": "a"}, "the row has neither"),
@@ -93,7 +120,7 @@ WRONG_ROWS = [
     ({"prompt": "a", "completion": [SAID]}, "must both be texts, or both be lists of messages"),
     ({"messages": []}, r"'messages' is \[\]; expected a list of at least one message"),
     ({"messages": {"role": "user"}}, "'messages' is .*; expected a list"),
-    ({"messages": "hello"}, "'messages' is the text 'hello', which is not JSON"),
+    ({"messages": "hello"}, "'messages' is the text 'hello'; expected a list"),
     ({"messages": [ASKED]}, "'messages' has no assistant message to train on"),
     ({"prompt": [ASKED], "completion": [ASKED]}, "'completion' has no assistant message to train on"),
     ({"messages": [ASKED, "5"]}, "message 2 of 'messages' is '5'; expected an object with 'role' and 'content'"),
@@ -115,7 +142,7 @@ WRONG_ROWS = [
     ),
     ({"messages": [ASKED, {**SAID, "tool_calls": [{"function": {"arguments": "{}"}}]}]}, "expected a 'name'"),
     ({"messages": [ASKED, SAID], "tools": {"name": "f"}}, "'tools' is .*; expected a list of tools"),
-    ({"messages": [ASKED, SAID], "tools": "[{}, {]"}, "'tools' is the text .* which is not JSON"),
+    ({"messages": [ASKED, SAID], "tools": "[{}, {]"}, "'tools' is the text .* expected a list"),
     ({"messages": [ASKED, SAID], "chat_template_kwargs": [1]}, "expected an object"),
     (
         {"messages": [ASKED, SAID], "chat_template_kwargs": {"chat_template": "x"}},

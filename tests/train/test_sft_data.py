@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from fakes import record_of, tiny_model
 
+import rove as vf
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, SystemMessage, ToolMessage, UserMessage
 from rove.core.records import RolloutRecord
@@ -19,7 +20,9 @@ from rove.rendering.template_settings import TemplateSettings
 from rove.rollouts.export import RunRows, write_rows
 from rove.runs.run import Run
 from rove.train.message_files import conversation_from_row
+from rove.train.policy_comparison import longest_response
 from rove.train.sequences import TrainingSequence
+from rove.train.sft import train_sft
 from rove.train.sft_data import SFTData, reasoning_notices, split, tokenize
 from rove.train.sft_preview import preview_sft
 from tests.train.test_sft import lawful, settings, train, weights_of
@@ -67,6 +70,30 @@ def test_training_on_a_run_and_on_its_messages_gives_the_same_weights(tmp_path: 
     train(tmp_path / "from run", config, run)
     train(tmp_path / "from messages", config, joined(exported, tmp_path / "messages.json"))
     assert weights_of(tmp_path / "from messages") == weights_of(tmp_path / "from run")
+
+
+class Story(vf.MultiTurnCompletionEnv):
+    def env_response(self, messages: str, state: vf.State) -> list[vf.Message]:
+        return [vf.UserMessage(" then")]
+
+
+def test_raw_texts_of_a_run_are_trained_without_the_chat_template(tmp_path: Path):
+    renderer = Renderer(tiny_model().renderer.tokenizer, TEMPLATE)
+    rows = [{"prompt": text} for text in ("Once", "Twice")]
+    client = vf.ScriptedClient(lambda messages, state, rng: " upon")
+    env = Story(dataset=rows, rubric=vf.Rubric(), max_turns=2)
+    env.evaluate_sync(client, run=tmp_path / "run", num_examples=2)
+    run = Run(tmp_path / "run")
+    conversations = SFTData(run, settings()).conversations
+    texts = [[message["content"] for message in conversation.messages] for conversation in conversations]
+    assert texts == [[start + more, " upon"] for start in ("Once", "Twice") for more in ("", " upon then")]
+    tokenized = tokenize(renderer, conversations, settings(), 1024)
+    assert "<|" not in renderer.decode(tokenized[1].sequences[0].ids).removesuffix(renderer.tokenizer.eos_token)
+    assert longest_response(renderer, run.finished()) == sum(tokenized[1].sequences[0].mask)
+    write_rows(RunRows(run), tmp_path / "rows.jsonl")
+    [first, _] = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert (first["prompt"], first["completion"]) == ("Once", " upon then upon then")
+    assert conversation_from_row("row 1", first).is_text
 
 
 def conversations_with_tools() -> list[RolloutRecord]:
@@ -161,6 +188,21 @@ def test_long_sequences_are_truncated_at_the_end_and_left_out_without_a_trained_
     assert dropped.sequences == []
     with pytest.raises(ConfigError, match="0 of 3 conversations have tokens to train on within max_length"):
         split(tokenize(renderer, conversations, settings(max_length=2), 1024), settings(max_length=2))
+
+
+def test_a_token_without_an_embedding_is_an_error_that_names_the_conversation(tmp_path: Path):
+    loaded = tiny_model()
+    loaded.tokenizer.add_tokens(["<new>"])
+    rows = [[UserMessage("hello"), AssistantMessage(text)] for text in ("world", "world", "<new> world")]
+    token = len(loaded.tokenizer) - 1
+    message = (
+        rf"row 3: the conversation has the token {token} \('<new>'\), but the model has embeddings of {token} tokens"
+    )
+    with pytest.raises(ConfigError, match=message), Run(tmp_path) as run:
+        run.start("sft", {}, {})
+        train_sft(settings(), rows, loaded, run)
+    with pytest.raises(ConfigError, match=message):
+        preview_sft(settings(), loaded, rows)
 
 
 def test_overlong_conversations_are_counted_before_training_and_can_be_left_out(

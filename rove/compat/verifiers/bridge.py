@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from rove.compat.verifiers.clients import Client, as_json, as_response, raw_text, wire_tool
+from rove.compat.verifiers.clients import Client, as_json, as_response, raw_text, response_id
 from rove.compat.verifiers.data import as_info
 from rove.compat.verifiers.evaluation import EvaluableEnvironment, reward_errors
 from rove.compat.verifiers.messages import content_text, normalize_messages, to_rove
 from rove.compat.verifiers.release import fixed
-from rove.compat.verifiers.types import Response, State, Tool
-from rove.core.digest import digest_code
+from rove.compat.verifiers.types import Response, State, Tool, wire_tool
+from rove.core.code_digest import digest_code
 from rove.core.errors import ConfigError
 from rove.core.messages import Message, UserMessage
 from rove.core.protocols import Response as RoveResponse
@@ -46,8 +46,8 @@ class TurnClient(Client[Any, Any, Any, Any]):
         self.state: State | None = None
         self.inner = RoveState(outer)
         """The state that is passed to turns; its steps are those in v0's trajectory."""
-        # By the id of the response. The response is stored as well: an id is unique only while its object exists.
-        self._steps: dict[int, tuple[Response, TrajectoryStep]] = {}
+        self._steps: dict[str, TrajectoryStep] = {}
+        """Steps by the id of their response."""
 
     def begin(self, state: State) -> None:
         """Store the rollout's state, even for rollouts that are canceled later."""
@@ -56,11 +56,10 @@ class TurnClient(Client[Any, Any, Any, Any]):
     def steps(self) -> tuple[list[TrajectoryStep], list[TrajectoryStep]]:
         """Return the steps that are in v0's trajectory, and the other steps, both in order."""
         trajectory = self.state["trajectory"] if self.state is not None else []
-        # A package may copy, reorder or drop v0's steps, so a step is recognized by its response.
-        responses = [id(step.get("response")) for step in trajectory]
-        turns = [self._steps[response][1] for response in responses if response in self._steps]
-        turn_ids = {id(step) for step in turns}
-        other_calls = [step for _, step in self._steps.values() if id(step) not in turn_ids]
+        # A package may copy, reorder or drop v0's steps and responses; the id of a response survives copies.
+        turn_ids = [response_id(step.get("response")) for step in trajectory]
+        turns = [self._steps[turn_id] for turn_id in turn_ids if turn_id in self._steps]
+        other_calls = [step for call_id, step in self._steps.items() if call_id not in turn_ids]
         return turns, other_calls
 
     async def get_response(
@@ -72,7 +71,7 @@ class TurnClient(Client[Any, Any, Any, Any]):
         inner = bookkeeping(self.inner)
         inner.trajectory = trajectory
         inner.tools = [wire_tool(tool) for tool in tools or []] or None
-        prompt_messages = _pieces(prompt) if self.raw else _as_sampled(to_rove(prompt), steps)
+        prompt_messages = _pieces(prompt, steps) if self.raw else _as_sampled(to_rove(prompt), steps)
         # v0's loop calls with the model "" and the state's own arguments; a call with others was made by the package.
         has_own_sampling = self.state is not None and sampling_args and sampling_args is not self.state["sampling_args"]
         if not model and not has_own_sampling:
@@ -85,7 +84,7 @@ class TurnClient(Client[Any, Any, Any, Any]):
             step = next(step for step in inner.model_roles[ROLE] if step.completion[-1] is reply)
         message = Message(step.completion[-1])
         response = as_response(RoveResponse(message, step.usage, step.finish_reason, step.tokens))
-        self._steps[id(response)] = (response, step)
+        self._steps[response["id"]] = step
         return response
 
     def setup_client(self, config: Any) -> Any:
@@ -138,8 +137,10 @@ def _message_key(message: Mapping[str, Any]) -> str:
     return json.dumps([message.get("content") or "", message.get("reasoning_content") or "", calls], default=str)
 
 
-def _pieces(prompt: Any) -> list[Message]:
-    """Return the messages of a raw prompt, separated by blank lines as v0 does."""
+def _pieces(prompt: Any, steps: Sequence[TrajectoryStep]) -> list[Message]:
+    """Return the messages of a raw prompt, separated by blank lines as v0 does; a text is split at the previous turn."""
+    if isinstance(prompt, str):
+        return _text_pieces(prompt, steps)
     pieces: list[Message] = []
     for message in normalize_messages(prompt):
         if pieces:
@@ -147,6 +148,21 @@ def _pieces(prompt: Any) -> list[Message]:
         role = "assistant" if message["role"] == "assistant" else "user"
         pieces.append(Message(role=role, content=content_text(message["content"])))
     return pieces
+
+
+def _text_pieces(prompt: str, steps: Sequence[TrajectoryStep]) -> list[Message]:
+    # Only the turns tell which parts of the text the model has written.
+    for step in reversed(steps):
+        pieces = [Message(piece) for piece in (*step.prompt, *step.completion)]
+        text = _joined(pieces)
+        if prompt.startswith(text):
+            added = prompt[len(text) :]
+            return [*pieces, UserMessage(added)] if added else pieces
+    return [UserMessage(prompt)]
+
+
+def _joined(pieces: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(str(piece["content"] or "") for piece in pieces)
 
 
 class BridgedEnvironment(Environment):
@@ -216,6 +232,8 @@ class BridgedEnvironment(Environment):
         assert inner is not None
         turns, other_calls = client.steps()
         completion = inner.get("completion") or []
+        if isinstance(completion, str):
+            completion = [{"role": "assistant", "content": completion}]
         state[_V0_STATE] = inner
         record = bookkeeping(state)
         record.trajectory = turns
@@ -254,7 +272,7 @@ def _raw_completion(steps: Sequence[TrajectoryStep], completion: Sequence[Any]) 
         return completion_text
     # The first piece of the last prompt is the question; what follows includes the texts of the environment.
     pieces = [*steps[-1].prompt, *steps[-1].completion][1:]
-    recorded_text = "".join(str(piece["content"] or "") for piece in pieces)
+    recorded_text = _joined(pieces)
     return completion_text if completion_text.startswith(recorded_text) else recorded_text
 
 

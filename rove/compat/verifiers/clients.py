@@ -6,16 +6,20 @@ import json
 import logging
 import os
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from rove.clients.anthropic import AnthropicClient
 from rove.clients.openai import OpenAIClient, ResponsesClient, as_client
 from rove.compat.verifiers.errors import EmptyModelResponseError, Error, ModelError
+from rove.compat.verifiers.legacy import as_tool_defs
 from rove.compat.verifiers.messages import Model, ToolCall, content_text, normalize_messages, to_rove
-from rove.compat.verifiers.types import Response, ResponseMessage, ResponseTokens, State, Tool, Usage
+from rove.compat.verifiers.types import Response, ResponseMessage, ResponseTokens, State, Tool, Usage, wire_tool
 from rove.core.protocols import Client as RoveClient
 from rove.core.protocols import Request, SamplingParams
 from rove.core.protocols import Response as RoveResponse
@@ -112,6 +116,15 @@ class Client(ABC, Generic[ClientT, MessagesT, ResponseT, ToolT]):
     def config(self) -> ClientConfig | None:
         """The config from which this client was created, if any."""
         return self._config
+
+    @cached_property
+    def chat(self) -> SimpleNamespace:
+        """The method `chat.completions.create` of OpenAI's client, which `state["client"]` was until 0.1.10."""
+
+        async def create(model: str, messages: Any, tools: Any = None, **sampling_args: Any) -> Response:
+            return await self.get_response(messages, model, sampling_args, as_tool_defs(tools))
+
+        return SimpleNamespace(completions=SimpleNamespace(create=create))
 
     def begin(self, state: State) -> None:
         """Handle the start of a rollout; called with its initial state."""
@@ -298,13 +311,6 @@ def resolve_client(client: Any) -> Client[Any, Any, Any, Any]:
     return OpenAIChatCompletionsClient(client)
 
 
-def wire_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool in the OpenAI wire form."""
-    function = {name: tool[name] for name in ("name", "description", "parameters")}
-    strict = tool.get("strict")
-    return {"type": "function", "function": function if strict is None else {**function, "strict": strict}}
-
-
 def raw_text(messages: Any) -> str:
     """Return the prompt for a completion endpoint: the texts of the messages, separated by blank lines."""
     return "\n\n".join(content_text(message["content"]) for message in normalize_messages(messages))
@@ -319,7 +325,7 @@ def rove_sampling(args: Mapping[str, Any] | None) -> SamplingParams:
 
 
 def as_response(response: RoveResponse) -> Response:
-    """Convert a rove response to v0's form."""
+    """Convert a rove response to v0's form, with a unique id."""
     message, usage = response.message, response.usage
     calls = [
         ToolCall(
@@ -335,7 +341,7 @@ def as_response(response: RoveResponse) -> Response:
     # v0 knows three reasons; any other, such as "content_filter", is None.
     has_v0_reason = response.finish_reason in ("stop", "length", "tool_calls")
     return Response(
-        id="",
+        id=uuid.uuid4().hex,
         created=int(time.time()),
         usage=None if usage == RoveUsage() else _usage(usage),
         message=ResponseMessage(
@@ -347,6 +353,11 @@ def as_response(response: RoveResponse) -> Response:
             tokens=_response_tokens(response),
         ),
     )
+
+
+def response_id(response: Any) -> Any:
+    """Return the id of a response, which a copy has as well; None for anything else, or without an id."""
+    return (response.get("id") or None) if isinstance(response, Mapping) else None
 
 
 def _response_tokens(response: RoveResponse) -> ResponseTokens | None:

@@ -16,7 +16,7 @@ from typing import Any
 from packaging.version import Version
 
 from rove.compat.verifiers.bridge import BridgedEnvironment
-from rove.compat.verifiers.clients import resolve_client
+from rove.compat.verifiers.clients import raw_text, resolve_client
 from rove.compat.verifiers.data import as_table, with_ids, with_prompts
 from rove.compat.verifiers.decorators import call_user, discover_decorated, maybe_call_with_named_args
 from rove.compat.verifiers.errors import MissingKeyError, OverlongPromptError
@@ -26,8 +26,16 @@ from rove.compat.verifiers.legacy_loop import current_rollout, model_request, ov
 from rove.compat.verifiers.messages import as_legacy_messages, normalize_messages
 from rove.compat.verifiers.parsers import Parser
 from rove.compat.verifiers.release import fixed, outdated, written_for
-from rove.compat.verifiers.rubrics import Rubric, RubricGroup
-from rove.compat.verifiers.types import Response, RolloutTiming, SamplingArgs, State, Tool, flatten_task_input
+from rove.compat.verifiers.rubrics import Rubric, RubricGroup, score_single
+from rove.compat.verifiers.types import (
+    Response,
+    RolloutTiming,
+    SamplingArgs,
+    State,
+    Tool,
+    as_oai_tools,
+    flatten_task_input,
+)
 from rove.core.errors import ConfigError, nearest
 from rove.envs.loading import environment_file, environment_module
 
@@ -110,6 +118,20 @@ class Environment(EvaluableEnvironment):
         self._stop_conditions = discover_decorated(self, "stop")
         self._cleanup_handlers = discover_decorated(self, "cleanup")
         self._teardown_handlers = discover_decorated(self, "teardown")
+
+    # Not a property: the search for decorated methods reads all properties.
+    def __getattr__(self, name: str) -> Any:
+        """Provide `oai_tools`, the tools in the OpenAI wire form, which packages for 0.1.2 to 0.1.10 read and append to."""
+        if name != "oai_tools":
+            raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
+        outdated("env.oai_tools", "read env.tool_defs")
+        return None if self.tool_defs is None else as_oai_tools(self.tool_defs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "oai_tools":
+            outdated("env.oai_tools", "set env.tool_defs")
+            name = "tool_defs"
+        super().__setattr__(name, value)
 
     def __rove_environment__(self) -> Any:
         """Return this environment as a rove environment; see `rove.load_environment`."""
@@ -250,10 +272,17 @@ class Environment(EvaluableEnvironment):
         state["client"].begin(state)
         return state
 
+    @property
+    def has_text_prompts(self) -> bool:
+        """Whether prompts and completions are texts, as in completion environments until 0.1.10."""
+        return self.has_legacy_messages and self.message_type == "completion"
+
     def as_written(self, messages: Any) -> Any:
         """Return messages in the form of the release for which the package is written."""
         if not self.has_legacy_messages:
             return messages
+        if self.has_text_prompts:
+            return raw_text(messages)
         return as_legacy_messages(messages, has_call_objects=self.written_for < _CALL_DICTS)
 
     async def get_model_response(self, *args: Any, **kwargs: Any) -> Response:
@@ -264,7 +293,7 @@ class Environment(EvaluableEnvironment):
         """
         request = model_request(args, kwargs)
         state = request.state or {}
-        tools = state.get("tool_defs") if request.tools is None else as_tool_defs(request.tools)
+        tools = as_tool_defs(state.get("tool_defs") if request.tools is None else request.tools)
         client = state["client"] if request.client is None else resolve_client(request.client)
         sampling_args = request.sampling_args
         if not sampling_args and not request.is_legacy:
@@ -316,8 +345,12 @@ class Environment(EvaluableEnvironment):
         for handler in self._teardown_handlers:
             await call_user(handler)
 
-    async def score_states(self, states: list[State]) -> None:
-        """Score the finished rollouts of one example."""
+    async def score_states(self, states: list[State], independently: bool = False) -> None:
+        """Score the finished rollouts of one example, as a group or each one independently."""
+        if self.score_rollouts and independently:
+            for state in states:
+                await score_single(self.rubric, state)
+            return
         score = self.rubric.score_group if self.score_rollouts else self.rubric.dummy_score_group
         await call_scoring(score, states)
 

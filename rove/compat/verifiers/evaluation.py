@@ -28,7 +28,7 @@ from rove.compat.verifiers.errors import InfraError, InvalidModelResponseError, 
 from rove.compat.verifiers.messages import plain, sanitize_tool_calls
 from rove.compat.verifiers.release import fixed, outdated
 from rove.compat.verifiers.rubrics import Rubric
-from rove.compat.verifiers.saved_results import saved_outputs, without_saved, write_results
+from rove.compat.verifiers.saved_results import append_outputs, saved_outputs, without_saved, write_results
 from rove.compat.verifiers.types import RolloutOutput, SamplingArgs, State, Tool
 from rove.core.errors import ConfigError
 from rove.core.records import REWARD_ERRORS
@@ -91,8 +91,8 @@ class EvaluableEnvironment(ABC):
         return await self.rollout(row, client, model, sampling_args)
 
     @abstractmethod
-    async def score_states(self, states: list[State]) -> None:
-        """Score the finished rollouts of one example."""
+    async def score_states(self, states: list[State], independently: bool = False) -> None:
+        """Score the finished rollouts of one example, as a group or each one independently."""
 
     @abstractmethod
     async def clean_up_scored(self, states: list[State]) -> None:
@@ -112,7 +112,8 @@ class EvaluableEnvironment(ABC):
     async def run_rollout(
         self, input: Any, client: Any, model: str, sampling_args: Any = None, *args: Any, **options: Any
     ) -> Any:
-        """Run and score one rollout; see `run_group`."""
+        """Run one rollout and score it with the rubric's `score_rollout`; see `run_group`."""
+        options["independent_scoring"] = True
         [output] = await self.run_group([input], client, model, sampling_args, *args, **options)
         return output
 
@@ -125,6 +126,7 @@ class EvaluableEnvironment(ABC):
         max_retries: int = 0,
         state_columns: Sequence[str] | None = None,
         env_client: Any = None,
+        independent_scoring: bool = False,
         **ignored: Any,
     ) -> list[Any]:
         """Run and score the rollouts of one example. Errors in a rollout are recorded in its output, not raised.
@@ -132,22 +134,25 @@ class EvaluableEnvironment(ABC):
         Args:
             max_retries: retries of a group in which the endpoint failed.
             state_columns: keys of the states to include in the outputs.
+            independent_scoring: call the rubric's `score_rollout`, not its `score_group`.
         """
         client = resolve_client(client)
-        states = await self._run_states(group_inputs, client, model, sampling_args)
+        states = await self._run_states(group_inputs, client, model, sampling_args, independent_scoring)
         for attempt in range(max_retries):
             if not any(isinstance(state["error"], (InfraError, InvalidModelResponseError)) for state in states):
                 break
             await asyncio.sleep(min(MAX_RETRY_DELAY_S, 2**attempt * random.uniform(0.5, 1.5)))
-            states = await self._run_states(group_inputs, client, model, sampling_args)
+            states = await self._run_states(group_inputs, client, model, sampling_args, independent_scoring)
         return [state_to_output(state, state_columns) for state in states]
 
-    async def _run_states(self, rows: Any, client: Any, model: str, sampling_args: Any) -> list[State]:
+    async def _run_states(
+        self, rows: Any, client: Any, model: str, sampling_args: Any, independently: bool
+    ) -> list[State]:
         states = list(await asyncio.gather(*(self._run_state(row, client, model, sampling_args) for row in rows)))
         started = time.time()
         # In v0 an exception of a rubric ends the whole run; here it fails only this example (docs/decisions/compat.md).
         try:
-            await self.score_states(states)
+            await self.score_states(states, independently)
             await self.clean_up_scored(states)
         except Exception as error:
             for state in states:
@@ -190,6 +195,8 @@ class EvaluableEnvironment(ABC):
     ) -> GenerateOutputs:
         """Run and score rows; rows with equal `example_id` form a group, unless `independent_scoring`.
 
+        With `save_results`, the outputs of each group are written as soon as it has finished.
+
         Args:
             client: a `vf.Client`, a `ClientConfig`, an `openai.AsyncOpenAI` or a rove client.
             max_concurrent: maximum groups (or rollouts) at a time; -1 = no limit.
@@ -220,20 +227,31 @@ class EvaluableEnvironment(ABC):
         # Without `results_path` the folder is new, and has no results.
         outputs = saved_outputs(folder, metadata) if results_path else []
         groups = without_saved(groups, outputs)
-        options = {"max_retries": max_retries, "state_columns": state_columns}
-        async with aclosing(self._run_groups(client, model, sampling, groups, max_concurrent, options)) as finished:
-            async for new in finished:
-                outputs += new
-                for callback in filter(None, callbacks):
-                    callback(outputs, new, make_metadata(outputs, started, **metadata))
-        # Groups finish in any order, and saved outputs come first; v0's results are in the order of the rows.
-        outputs.sort(key=lambda output: output["example_id"])
-        self._warn_of_broken_rewards(outputs)
-        results = GenerateOutputs(outputs=outputs, metadata=make_metadata(outputs, started, **metadata))
+        options = {
+            "max_retries": max_retries,
+            "state_columns": state_columns,
+            "independent_scoring": independent_scoring,
+        }
+        # Before the first request: a folder that cannot be written is reported, and a run that is killed can be resumed.
         if save_results:
-            write_results(results, folder)
-            if on_log is not None:
-                on_log(f"Saved final results to {folder}")
+            write_results({"outputs": outputs, "metadata": make_metadata(outputs, started, **metadata)}, folder)
+        try:
+            async with aclosing(self._run_groups(client, model, sampling, groups, max_concurrent, options)) as finished:
+                async for new in finished:
+                    outputs += new
+                    if save_results:
+                        append_outputs(new, folder)
+                    for callback in filter(None, callbacks):
+                        callback(outputs, new, make_metadata(outputs, started, **metadata))
+        finally:
+            # Groups finish in any order, and saved outputs come first; v0's results are in the order of the rows.
+            outputs.sort(key=lambda output: output["example_id"])
+            results = GenerateOutputs(outputs=outputs, metadata=make_metadata(outputs, started, **metadata))
+            if save_results:
+                write_results(results, folder)
+        self._warn_of_broken_rewards(outputs)
+        if save_results and on_log is not None:
+            on_log(f"Saved final results to {folder}")
         if push_to_hf_hub:
             push_to_hub(results, hf_hub_dataset_name)
         return results

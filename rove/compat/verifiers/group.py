@@ -131,9 +131,12 @@ class EnvGroup(Environment):
         if len(self.env_names) != len(self.envs):
             raise ValueError("Number of env_names must match number of envs")
         self.env_map = dict(zip(self.env_names, self.envs, strict=True))
+        # Until 0.1.10, members without evaluation rows were evaluated on their training rows.
+        falls_back = written_for() < _INFO_ROUTES
+        eval_tables = [env.get_eval_dataset() if falls_back else env.build_eval_dataset() for env in self.envs]
         super().__init__(
             dataset=self._concatenate([env.build_dataset() for env in self.envs], map_kwargs or {}),
-            eval_dataset=self._concatenate([env.build_eval_dataset() for env in self.envs], map_kwargs or {}),
+            eval_dataset=self._concatenate(eval_tables, map_kwargs or {}),
             rubric=EnvGroupRubric(self.env_map),
             map_kwargs=map_kwargs,
             **kwargs,
@@ -201,9 +204,9 @@ class EnvGroup(Environment):
             self._fill(outputs)
         return outputs
 
-    async def score_states(self, states: list[State]) -> None:
+    async def score_states(self, states: list[State], independently: bool = False) -> None:
         """Score finished rollouts as their environment does, without the zeros of `EnvGroupRubric`, as v0's runs do."""
-        await self.member_of(states[0]).score_states(states)
+        await self.member_of(states[0]).score_states(states, independently)
         if self.written_for < _INFO_ROUTES:
             self._fill(states)
 

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 from packaging.version import Version
 
 from rove.compat.source_reader import takes_messages
-from rove.compat.verifiers.clients import wire_tool
+from rove.compat.verifiers.clients import response_id
 from rove.compat.verifiers.decorators import call_user, named_args
 from rove.compat.verifiers.legacy import ends_by_itself, unpack_env_response
-from rove.compat.verifiers.messages import normalize_messages
+from rove.compat.verifiers.messages import concat_messages, normalize_messages
 from rove.compat.verifiers.release import fixed, outdated
-from rove.compat.verifiers.types import INPUT_FIELDS, Response, ResponseMessage, State
+from rove.compat.verifiers.types import INPUT_FIELDS, Response, ResponseMessage, State, wire_tool
 from rove.core.errors import LimitReachedError
 
 TRAJECTORIES = Version("0.1.8")
@@ -48,8 +48,6 @@ def parameter_names(func: Callable[..., Any]) -> list[str]:
 
 def uses_legacy_loop(env: Any, base: type) -> bool:
     """Return whether an environment's rollouts run in the loop of 0.1.0 to 0.1.7."""
-    if env.message_type == "completion":
-        return False
     cls = type(env)
     has_legacy_method = False
     for name in sorted(_SIGNATURES):
@@ -130,8 +128,8 @@ class LegacyRollout:
         self.env = env
         self.state = state
         self.has_started = False
-        self._calls: dict[int, tuple[Any, Response]] = {}
-        """Responses by id, with their prompts."""
+        self._calls: dict[Any, tuple[Any, Response]] = {}
+        """Responses with their prompts, by the response's identity and by its id, which copies have as well."""
         self._recorded = 0
         """Number of items of `state["responses"]` that are steps of the trajectory."""
 
@@ -227,26 +225,31 @@ class LegacyRollout:
         message = {"role": "assistant", "content": response.choices[0].message.content or ""}
         if response.choices[0].message.tool_calls:
             message["tool_calls"] = response.choices[0].message.tool_calls
-        state["completion"] = [*state["completion"], *self.env.as_written(normalize_messages([message]))]
+        added = self.env.as_written(normalize_messages([message]))
+        state["completion"] = concat_messages([state["completion"], added])
         await self._record_steps()
 
     async def _add_env_response(self) -> None:
         messages = await call_user(self.env.get_context_messages, self.state)
         reply = unpack_env_response(await call_user(self.env.env_response, messages, self.state), self.adopt)
         added = self.env.as_written(normalize_messages(reply, field_name="env_response"))
-        self.state["completion"] = [*self.state["completion"], *added]
+        self.state["completion"] = concat_messages([self.state["completion"], added])
 
     def remember_call(self, prompt: Any, response: Response) -> None:
         """Remember a response of the model, which becomes a step once it is in `state["responses"]`."""
         self._calls[id(response)] = (prompt, response)
+        if response_id(response) is not None:
+            self._calls[response_id(response)] = (prompt, response)
 
     async def _record_steps(self) -> None:
         """Append the new items of `state["responses"]` to the trajectory."""
         responses = self.state.get("responses") or []
         for response in responses[self._recorded :]:
-            # A package may also store other responses, such as those of a second model.
-            if id(response) in self._calls:
-                await self.env.add_model_response(self.state, *self._calls[id(response)])
+            # By identity first, because a package's own client may give all responses the same id. A package may also store
+            # other responses, such as those of a second model.
+            call = self._calls.get(id(response)) or self._calls.get(response_id(response))
+            if call is not None:
+                await self.env.add_model_response(self.state, *call)
         self._recorded = len(responses)
 
     async def restarted(self) -> LegacyRollout:
@@ -270,7 +273,8 @@ _current: ContextVar[LegacyRollout | None] = ContextVar("legacy_rollout", defaul
 async def _prepare_state(env: Any, state: State) -> None:
     """Give a new state the form and the keys that it had until 0.1.7."""
     _move_input_fields(state)
-    state.update(completion=await call_user(env.init_completion), responses=[], turn=0)
+    completion = env.as_written(await call_user(env.init_completion))
+    state.update(completion=completion, responses=[], turn=0)
 
 
 def current_rollout() -> LegacyRollout | None:

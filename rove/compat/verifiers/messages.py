@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -469,15 +470,23 @@ def get_messages(messages: Sequence[Any], role: str | None = None) -> Messages:
     return normalized if role is None else [message for message in normalized if message.role == role]
 
 
+def field_of(message: Any, name: str, default: Any = None) -> Any:
+    """Return a field of a message, which is a mapping or an object with attributes."""
+    return message.get(name, default) if isinstance(message, Mapping) else getattr(message, name, default)
+
+
 def message_role(message: Any) -> str | None:
     """Return the role of a message; None if it has none."""
-    value = message.get("role") if isinstance(message, Mapping) else getattr(message, "role", None)
+    value = field_of(message, "role")
     return value if isinstance(value, str) else None
 
 
-def concat_messages(messages_list: Iterable[Iterable[Any]]) -> Messages:
-    """Concatenate conversations."""
-    return list(chain.from_iterable(messages_list))
+def concat_messages(messages_list: Iterable[Iterable[Any]]) -> Any:
+    """Concatenate conversations; or texts, as completion environments had until 0.1.10."""
+    parts: list[Any] = list(messages_list)
+    if parts and all(isinstance(part, str) for part in parts):
+        return "".join(parts)
+    return list(chain.from_iterable(parts))
 
 
 def sanitize_tool_calls(messages: Any) -> Any:
@@ -488,7 +497,7 @@ def sanitize_tool_calls(messages: Any) -> Any:
 
 
 def _with_calls_as_json(message: Any) -> Any:
-    get = _getter(message)
+    get = partial(field_of, message)
     calls = get("tool_calls")
     if not calls:
         return message
@@ -497,11 +506,6 @@ def _with_calls_as_json(message: Any) -> Any:
     if isinstance(get("reasoning_content"), str):
         converted["reasoning_content"] = get("reasoning_content")
     return converted
-
-
-def _getter(message: Any) -> Callable[[str], Any]:
-    """Return a function from a field's name to its value; None for a field that a message lacks."""
-    return message.get if isinstance(message, Mapping) else lambda name: getattr(message, name, None)
 
 
 def _dumped(call: Any) -> str:
@@ -549,11 +553,11 @@ _PLACEHOLDERS = {"image_url": "[image]", "input_audio": "[audio]", "audio": "[au
 
 def to_rove(messages: Iterable[Any]) -> list[RoveMessage]:
     """Convert messages to the OpenAI wire form, as v0's clients send them."""
-    return [_wire(message) for message in normalize_messages(list(messages))]
+    return [_wire(message) for message in normalize_messages(messages)]
 
 
 def _wire(message: Any) -> RoveMessage:
-    get = _getter(message)
+    get = partial(field_of, message)
     role = get("role")
     wire_message = RoveMessage(role="user" if role == "text" else role, content=plain(get("content")))
     if role == "assistant":

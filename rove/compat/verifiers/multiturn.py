@@ -135,7 +135,7 @@ class MultiTurnEnv(Environment):
         conversation = _conversation(state)
         if state.get("final_env_response"):
             final = maybe_normalize_messages(state["final_env_response"], field_name="final_env_response")
-            conversation = concat_messages([conversation, final])
+            conversation = concat_messages([conversation, self.as_written(final)])
         state["completion"] = conversation[len(state["prompt"]) :]
 
     @cleanup(priority=100)
@@ -166,7 +166,7 @@ class MultiTurnEnv(Environment):
 
     async def get_context_messages(self, state: State) -> Messages:
         """Return the messages of a rollout so far, as in 0.1.6 and 0.1.7."""
-        return [*state["prompt"], *state["completion"]]
+        return concat_messages([state["prompt"], state["completion"]])
 
     async def init_completion(self) -> Messages:
         """Return the messages that a completion begins with, as in 0.1.6 and 0.1.7."""
@@ -250,6 +250,8 @@ class MultiTurnEnv(Environment):
     async def _turn(self, state: State) -> None:
         timing, started = state["timing"], time.time()
         prompt = maybe_normalize_messages(await self.get_prompt_messages(state), field_name="prompt_messages")
+        if self.has_text_prompts:
+            prompt = self.as_written(prompt)
         if state["trajectory"]:
             timing.env.spans.append(TimeSpan(start=started, end=time.time()))
         # `env_response` runs within `get_prompt_messages`, and may have ended the rollout.
@@ -304,7 +306,7 @@ def _replaced_state(state: State, returned: Any) -> State:
 def _conversation(state: State) -> Messages:
     """Return the messages up to the last model turn; the prompt before the first."""
     if not state["trajectory"]:
-        return list(state["prompt"])
+        return concat_messages([state["prompt"]])
     step = state["trajectory"][-1]
     return concat_messages([step["prompt"], step["completion"]])
 

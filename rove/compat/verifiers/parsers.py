@@ -5,21 +5,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from rove.compat.verifiers.messages import content_text
+from rove.compat.verifiers.messages import content_text, field_of
 from rove.compat.verifiers.release import fixed, set_legacy_attributes
 from rove.rubrics.parser import identity
 
 
-def _field(message: Any, name: str, default: Any = None) -> Any:
-    return message.get(name, default) if isinstance(message, Mapping) else getattr(message, name, default)
-
-
 def _of_role(messages: Any, role: str) -> list[Any]:
-    return [message for message in messages if _field(message, "role") == role]
+    return [message for message in messages if field_of(message, "role") == role]
 
 
 class Parser:
@@ -46,7 +42,7 @@ class Parser:
         return content_text(content)
 
     def _text(self, message: Any) -> str:
-        return self._content_to_text(_field(message, "content", "") or "")
+        return self._content_to_text(field_of(message, "content", "") or "")
 
     def get_assistant_messages(self, completion: Any) -> list[Any]:
         """Return the messages of the model."""

@@ -307,6 +307,12 @@ def _set_advantages(states: Sequence[State]) -> None:
                 step["reward"] = state["reward"]
 
 
+async def score_single(rubric: Rubric, state: State) -> None:
+    """Score one rollout with the rubric's `score_rollout`, which may have the arguments of 0.1.0 to 0.1.7."""
+    if not await score_with_legacy_overrides(rubric, [state], Rubric):
+        await call_scoring(rubric.score_rollout, state)
+
+
 class RubricGroup(Rubric):
     """Several rubrics; rewards and metrics of the same name are added. Functions are added to the first rubric.
 
@@ -373,7 +379,7 @@ class RubricGroup(Rubric):
         state = single_state(arguments, named)
         if state is None:
             return await self.legacy_score_rollout(*arguments, **named)
-        await self._add_up([state], lambda rubric, states: call_scoring(rubric.score_rollout, states[0]))
+        await self._add_up([state], lambda rubric, states: score_single(rubric, states[0]))
 
     async def score_group(self, states: list[State], score_sem: Any = None) -> None:
         """Set rewards and metrics of the rollouts of one example.

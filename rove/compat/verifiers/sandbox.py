@@ -132,7 +132,7 @@ class SandboxEnv(StatefulToolEnv):
         # v0's default keeps a container alive; here it would be a command that never ends.
         self.start_command = "" if start_command == "tail -f /dev/null" else start_command
         if backend is None:
-            limits = override_limits(SandboxLimits(), timeout_per_command_seconds, memory_gb, None)
+            limits = override_limits(SandboxLimits(), timeout_per_command_seconds, memory_gb, disk_size_gb)
             backend = LocalBackend(limits, packages=package_names(packages), environment=environment_vars)
         self.backend = backend
         self.sandbox_client = SandboxClient(self)

@@ -12,6 +12,7 @@ from rove.compat.verifiers.messages import plain
 from rove.compat.verifiers.types import RolloutOutput
 from rove.core.errors import excerpt
 from rove.core.plain import UNREADABLE
+from rove.utils.files import atomic_write
 
 _RESUMED_SETTINGS = ("env_id", "model", "rollouts_per_example", "shuffle", "shuffle_seed")
 _RESULTS_FILE, _METADATA_FILE = "results.jsonl", "metadata.json"
@@ -23,7 +24,7 @@ def saved_outputs(folder: Path, metadata: Mapping[str, Any]) -> list[Any]:
         return []
     try:
         saved = _read_object((folder / _METADATA_FILE).read_text(encoding="utf-8"))
-        lines = (folder / _RESULTS_FILE).read_text(encoding="utf-8").splitlines()
+        lines = _complete_lines((folder / _RESULTS_FILE).read_text(encoding="utf-8"))
         outputs = [RolloutOutput(_read_object(line)) for line in lines if line.strip()]
         num_saved = saved.get("num_examples") or 0
         if not isinstance(num_saved, int):
@@ -42,6 +43,17 @@ def saved_outputs(folder: Path, metadata: Mapping[str, Any]) -> list[Any]:
             "choose another results_path, or at least as many examples"
         )
     return outputs
+
+
+def _complete_lines(text: str) -> list[str]:
+    """Return the lines of a file, without a last line that a killed process left incomplete."""
+    lines = text.splitlines()
+    if lines and not text.endswith("\n"):
+        try:
+            json.loads(lines[-1])
+        except (ValueError, *UNREADABLE):
+            lines.pop()
+    return lines
 
 
 def _read_object(text: str) -> dict[str, Any]:
@@ -68,11 +80,21 @@ def without_saved(groups: Sequence[list[Any]], outputs: Sequence[Mapping[str, An
 def write_results(results: Mapping[str, Any], folder: Path) -> None:
     """Write `results.jsonl` and `metadata.json`."""
     folder.mkdir(parents=True, exist_ok=True)
+    atomic_write(folder / _RESULTS_FILE, _as_lines(results["outputs"]))
+    metadata = json.dumps(plain(results["metadata"]), default=str, indent=2)
+    atomic_write(folder / _METADATA_FILE, metadata.encode())
+
+
+def append_outputs(outputs: Sequence[Any], folder: Path) -> None:
+    """Append outputs to `results.jsonl`."""
+    with (folder / _RESULTS_FILE).open("ab") as file:
+        file.write(_as_lines(outputs))
+
+
+def _as_lines(outputs: Sequence[Any]) -> bytes:
     lines: list[str] = []
-    for output in results["outputs"]:
+    for output in outputs:
         row = plain(output)
         row.pop("trajectory", None)  # as in v0; it repeats the conversation for every turn
         lines.append(json.dumps(row, default=str))
-    (folder / _RESULTS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
-    metadata = json.dumps(plain(results["metadata"]), default=str, indent=2)
-    (folder / _METADATA_FILE).write_text(metadata, encoding="utf-8", newline="\n")
+    return "".join(f"{line}\n" for line in lines).encode()

@@ -12,15 +12,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from rove.compat.verifiers.clients import wire_tool
 from rove.compat.verifiers.decorators import call_user, stop
 from rove.compat.verifiers.errors import ToolCallError, ToolParseError
-from rove.compat.verifiers.legacy import call_update_tool_args
+from rove.compat.verifiers.legacy import as_tool_defs, call_update_tool_args
 from rove.compat.verifiers.messages import Messages, ToolMessage
 from rove.compat.verifiers.multiturn import MultiTurnEnv
 from rove.compat.verifiers.release import outdated
 from rove.compat.verifiers.rubrics import Rubric, RubricGroup
-from rove.compat.verifiers.types import State, Tool
+from rove.compat.verifiers.types import State, Tool, wire_tool
 from rove.core.errors import LimitReachedError
 from rove.utils.functions import function_name, read_docstring
 
@@ -110,13 +109,6 @@ class ToolEnv(MultiTurnEnv):
         if not monitors:
             self.add_rubric(self.tool_monitor_rubric)
 
-    def __getattr__(self, name: str) -> Any:
-        """Provide `oai_tools`, which packages for 0.1.2 to 0.1.10 read."""
-        if name != "oai_tools":
-            raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
-        outdated("env.oai_tools", "read env.tool_defs")
-        return [wire_tool(tool) for tool in self.tool_defs or []]
-
     def _should_stop_for_error(self, err: Exception) -> bool:
         return isinstance(err, tuple(self.stop_errors))
 
@@ -133,7 +125,8 @@ class ToolEnv(MultiTurnEnv):
     def remove_tool(self, tool: Callable[..., Any]) -> None:
         """Remove a tool."""
         self.tools.remove(tool)
-        self.tool_defs = [definition for definition in self.tool_defs or [] if definition.name != _name(tool)]
+        definitions = as_tool_defs(self.tool_defs) or []
+        self.tool_defs = [definition for definition in definitions if definition.name != _name(tool)]
         self.tool_map.pop(_name(tool))
         self.tool_monitor_rubric.remove_tool_metric(_name(tool))
 

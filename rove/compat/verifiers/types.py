@@ -72,6 +72,24 @@ class Tool(Model):
         super().__init__(**values)
 
 
+def wire_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool in the OpenAI wire form; a tool that has this form is returned as it is."""
+    if "function" in tool:
+        return dict(tool)
+    function = {name: tool[name] for name in ("name", "description", "parameters")}
+    strict = tool.get("strict")
+    return {"type": "function", "function": function if strict is None else {**function, "strict": strict}}
+
+
+def as_oai_tools(tools: list[Any]) -> list[Any]:
+    """Convert a list of tools in place to the OpenAI wire form, and return it.
+
+    Packages for 0.1.2 to 0.1.10 append to `env.oai_tools` and `state["oai_tools"]`, so these are the list itself.
+    """
+    tools[:] = [wire_tool(tool) for tool in tools]
+    return tools
+
+
 class Usage(Model):
     """Token counts of one response."""
 
@@ -177,7 +195,10 @@ class TimeSpans(Model):
 
 
 class RolloutTiming(Model):
-    """Start and end of the parts of a rollout."""
+    """Start and end of the parts of a rollout.
+
+    `generation_ms`, `scoring_ms` and `total_ms` of 0.1.0 to 0.1.10 can be read and set as well.
+    """
 
     defaults: ClassVar = {
         "start_time": time.time,
@@ -188,6 +209,23 @@ class RolloutTiming(Model):
         "env": TimeSpans,
     }
     computed: ClassVar = ("total", "overhead")
+
+    def __missing__(self, key: str) -> float:
+        # Only read, never stored: a package that sets one of the keys has the value that it set.
+        if key == "generation_ms":
+            return 1000 * self["generation"].duration
+        if key == "scoring_ms":
+            return 1000 * self["scoring"].duration
+        if key == "total_ms":
+            return self["generation_ms"] + self["scoring_ms"]
+        raise KeyError(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value, or `default`."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
 
     @property
     def total(self) -> float:
@@ -205,7 +243,8 @@ class State(dict[str, Any]):
     """State of a rollout. `prompt`, `answer`, `info` and `example_id` are read from and written to `state["input"]` if
     it has them.
 
-    Environments add any keys. `state["turn"]` (number of turns) and `state["responses"]` of 0.1.0 also work.
+    Environments add any keys. `state["turn"]` (number of turns) and `state["responses"]` of 0.1.0 also work, and
+    `state["oai_tools"]` of 0.1.8 to 0.1.10 is `state["tool_defs"]` in the OpenAI wire form.
     """
 
     INPUT_FIELDS: ClassVar = list(INPUT_FIELDS)
@@ -219,9 +258,13 @@ class State(dict[str, Any]):
         if key in ("turn", "responses") and "trajectory" in self:
             steps = super().__getitem__("trajectory")
             return len(steps) if key == "turn" else [step["response"] for step in steps]
+        if key == "oai_tools" and self.get("tool_defs") is not None:
+            return as_oai_tools(self["tool_defs"])
         raise KeyError(key)
 
     def __setitem__(self, key: str, value: Any) -> None:
+        if key == "oai_tools":
+            key = "tool_defs"
         row = self._row(key)
         if row is None:
             super().__setitem__(key, value)

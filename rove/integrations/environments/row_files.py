@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rove.core.errors import ConfigError
 from rove.core.plain import Row
 from rove.envs.question_files import FileRow, read_rows
-from rove.envs.question_split import Split, split_by_content
+from rove.envs.question_split import Split, check_held_out, split_by_content
 
 HELD_OUT = 0.1
 """Default fraction of the different prompts that are only for evaluation."""
@@ -37,8 +37,7 @@ def read_row_files(
     Raises:
         ConfigError: A file has no rows, or `held_out` is out of range.
     """
-    if not 0 <= held_out < 1:
-        raise ConfigError(f"held_out is {held_out}; expected a fraction from 0 to below 1")
+    check_held_out(held_out)
     rows = _read(data, convert)
     if eval_data is not None:
         return RowFiles(rows, _read(eval_data, convert), split_by_content(_questions(rows), 0.0))

@@ -7,19 +7,19 @@ from typing import Any
 
 from rove.core.config import import_function
 from rove.core.errors import ConfigError
-from rove.core.plain import Row
+from rove.core.plain import Row, is_mapping
 from rove.envs.multi_turn import SingleTurnEnv
 from rove.envs.question_files import FileRow
 from rove.envs.question_split import Split
 from rove.integrations.environments.row_files import HELD_OUT, read_row_files
-from rove.integrations.trl import rubric_from_trl
+from rove.integrations.trl import TRL_COLUMNS, rubric_from_trl
 
 
 class TRLRewardsEnv(SingleTurnEnv):
     """Rows for TRL's `GRPOTrainer`: the model answers each prompt once, and reward functions written for TRL score it.
 
     As in TRL, a prompt is a list of messages or a text. A text is continued without a chat template, and the functions get
-    completions as texts. All columns are passed to the functions.
+    completions as texts. All columns are passed to the functions with the values in the file.
 
     Example:
         env = rove.load_environment("trl:my_rewards:accuracy", data="rows.jsonl")
@@ -73,4 +73,8 @@ def _row(path: str, row: FileRow) -> Row:
         raise ConfigError(
             f"{path}, {row.position}: the column 'prompt' is {prompt!r}; expected a text or a list of messages, as in TRL"
         )
-    return dict(row.values)
+    converted: Row = {**row.values, TRL_COLUMNS: row.values}
+    # In TRL, `info` is any other column; in rove it is a dict.
+    if not is_mapping(converted.get("info")):
+        converted.pop("info", None)
+    return converted

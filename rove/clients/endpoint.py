@@ -40,6 +40,8 @@ from rove.core.protocols import Request, Response
 from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds, SecondsOrZero
 
 MAX_BACKOFF_S = 8.0
+MAX_DOUBLINGS = 64
+"""Maximum number of times that the pause doubles: 2**1024 is too large for a float."""
 MAX_RETRY_AFTER_S = 60.0
 MAX_RESPONSE_BYTES = 64 << 20
 
@@ -56,12 +58,22 @@ _OVERLONG = re.compile(
     r"|exceeds? (the )?context limit|`inputs` (tokens \+|must have less than)",
     re.IGNORECASE,
 )
-# The tokens of the prompt and of the context in such messages: vLLM; OpenAI and older vLLM; Anthropic; text-generation-inference.
+# The tokens of the prompt and of the context in such messages: vLLM; OpenAI and older vLLM; OpenRouter, which counts kinds of
+# input; SGLang; Anthropic; text-generation-inference.
 _COUNTS = (
     re.compile(r"context length is (?P<context>\d+) tokens and your request has (?P<prompt>\d+) input tokens"),
     re.compile(r"context length is (?P<context>\d+) tokens[^(]{0,80}\((?P<prompt>\d+) in the (messages|prompt)"),
+    re.compile(
+        r"context length is (?P<context>\d+) tokens[^(]{0,80}\((?P<prompt>\d+ of \w+ input(, \d+ of \w+ input)*)"
+    ),
+    re.compile(r"context length of (?P<context>\d+) tokens[^:]{0,60}: (?P<prompt>\d+) tokens from the input"),
     re.compile(r"context limit: (?P<prompt>\d+) \+ \d+ > (?P<context>\d+)"),
     re.compile(r"must be <= (?P<context>\d+)\. Given: (?P<prompt>\d+) `inputs` tokens"),
+)
+# Newer versions of vLLM stop counting the prompt where `max_tokens` leaves no room, so only the requested output is known.
+_OUTPUT_COUNTS = (
+    re.compile(r"context length is (?P<context>\d+) tokens\. However, you requested (?P<output>\d+) output tokens"),
+    re.compile(r"requested (?P<output>\d+) output tokens\. However, .{0,40}length is only (?P<context>\d+) tokens"),
 )
 _HINTS = {
     401: "the API key was not accepted: check {api_key_var}",
@@ -356,11 +368,23 @@ class EndpointClient(ABC):
 
 
 def _max_tokens_advice(text: str) -> str | None:
-    """Return advice to lower `max_tokens` if the refused prompt takes less than half of the context; else None."""
+    """Return advice to lower `max_tokens` if it leaves less than half of the context for the prompt, or if the refused prompt
+    takes less than half of it; else None.
+    """
     for pattern in _COUNTS:
         match = pattern.search(text)
-        if match is not None and 2 * int(match["prompt"]) < int(match["context"]):
-            return f"the prompt has {match['prompt']} of the context's {match['context']} tokens: lower max_tokens"
+        if match is None:
+            continue
+        prompt_tokens = sum(int(number) for number in re.findall(r"\d+", match["prompt"]))
+        if 2 * prompt_tokens < int(match["context"]):
+            return f"the prompt has {prompt_tokens} of the context's {match['context']} tokens: lower max_tokens"
+    for pattern in _OUTPUT_COUNTS:
+        match = pattern.search(text)
+        if match is None:
+            continue
+        tokens_left = max(0, int(match["context"]) - int(match["output"]))
+        if 2 * tokens_left < int(match["context"]):
+            return f"max_tokens leaves {tokens_left} of the context's {match['context']} tokens: lower max_tokens"
     return None
 
 
@@ -390,7 +414,8 @@ def retry_delay(failures: int, backoff: float, retry_after: float, jitter: rando
     The pause is `retry_after` plus a random part up to min(8, backoff * 2**(failures - 1)), because an overloaded
     server requests the same pause from many clients, and they must not all return at the same time.
     """
-    longest = min(MAX_BACKOFF_S, backoff * 2 ** (failures - 1))
+    doublings = min(failures - 1, MAX_DOUBLINGS)
+    longest = min(MAX_BACKOFF_S, backoff * 2**doublings)
     return retry_after + jitter.uniform(0.0, longest)
 
 

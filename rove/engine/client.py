@@ -7,9 +7,9 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from rove.core.errors import ConfigError
-from rove.core.messages import AssistantMessage, Message
+from rove.core.messages import AssistantMessage, Message, text_of
 from rove.core.protocols import Generation, InferenceEngine, Request, Response, SamplingParams
-from rove.engine.constraints import tool_call_grammar
+from rove.engine.constraints import grammar_of, tool_call_grammar
 from rove.engine.engine import Engine
 from rove.models.load import LoadedModel
 from rove.rendering.reasoning import OPENED, OPENED_REASONING
@@ -107,6 +107,10 @@ class EngineClient(Generic[AnEngine]):
         sampling = self._sampling(request)
         generation = await self.engine.generate(prompt_ids, sampling, request.seed, detokenizer, adapter)
         message = self._message(request, prompt_ids, generation)
+        opened = OPENED.search(self.renderer.decode(prompt_ids[-PROMPT_END_TOKENS:])) if text is None else None
+        # A constrained answer, such as one of two words, need not close the reasoning that its prompt opened.
+        if opened and ("</think>" in text_of(message) or grammar_of(sampling) is None):
+            message[OPENED_REASONING] = opened[0]
         # A completion that the length limit cut is not reported as a tool call: its last call may be missing.
         is_tool_call = generation.finish_reason == "stop" and bool(message.get("tool_calls"))
         return Response.of(message, prompt_ids, generation, "tool_calls" if is_tool_call else None)
@@ -133,20 +137,19 @@ class EngineClient(Generic[AnEngine]):
         return msgspec.structs.replace(sampling, structured_outputs={"grammar": grammar})
 
     def _message(self, request: Request, prompt_ids: list[int], generation: Generation) -> Message:
-        """Return the completion as a message; `generation.text` is already cut at a stop string."""
-        ids, text = generation.ids, generation.text
+        """Return the completion as a message."""
+        ids, stop_ids = generation.ids, request.sampling_params.stop_token_ids or ()
+        # The engine cuts the text at a stop string. All other texts end where the renderer says, so that they do not depend on
+        # whether there are stop strings.
+        text = generation.text if isinstance(generation.stopped_by, str) else None
         if request.text is not None:
-            return self.renderer.read_text(prompt_ids, ids) if text is None else AssistantMessage(text)
+            return self.renderer.read_text(prompt_ids, ids, stop_ids) if text is None else AssistantMessage(text)
         # A required call that is complete must not be lost because the length limit cut the next one.
         is_cut = request.tool_choice is not None and generation.finish_reason == "length"
         if text is None:
-            message = self.renderer.read(ids, request.tools, len(prompt_ids), is_cut)
-        else:
-            message = self.renderer.message(text, request.tools, len(prompt_ids), is_cut)
-        opened = OPENED.search(self.renderer.decode(prompt_ids[-PROMPT_END_TOKENS:]))
-        if opened:
-            message[OPENED_REASONING] = opened[0]
-        return message
+            return self.renderer.read(ids, request.tools, len(prompt_ids), is_cut, stop_ids)
+        text = self.renderer.without_first_space(text, ids)
+        return self.renderer.message(text, request.tools, len(prompt_ids), is_cut)
 
     async def close(self) -> None:
         """Free cached keys and values."""

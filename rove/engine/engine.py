@@ -135,15 +135,13 @@ class Engine:
         config = model.config.get_text_config()
         self.context = context_of(model)
         self.vocab = int(config.vocab_size)
-        self._sampler = Sampler(self.vocab, sorted(self.stop_ids), model.device)
+        self._reset_sampler()
         self.check_grammars = False
         """Whether structured outputs are compiled in a worker process first, as a server for untrusted requests must."""
         self._grammar_checker: GrammarChecker | None = None
         self._scoring: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]
         self._scoring = weakref.WeakKeyDictionary()
         self._adapters: dict[str, lora.Adapter] = {}
-        self._sampler_rows: list[SequenceState] = []
-        """Sequences of the sampler's rows, in the order of the rows."""
         if cache_bytes is None:
             cache_bytes = default_cache_bytes(model.device)
         self._cache_bytes = cache_bytes
@@ -198,7 +196,7 @@ class Engine:
         max_new_tokens = available_tokens(prompt_ids, self.vocab, self.context, min_new_tokens=min_new_tokens)
         _check_sampling(sampling, self.vocab, self.renderer is not None)
         constraint = await self._constraint_for(sampling)
-        request, max_tokens = self._new_request(sampling, seed, on_token, max_new_tokens, constraint)
+        request, max_tokens = self._new_request(prompt_ids, sampling, seed, on_token, max_new_tokens, constraint)
         scored = None
         # Only here: entering `_score_prompt` and its inference mode for every request took 2 to 3% of sampling.
         if sampling.prompt_logprobs is not None:
@@ -231,6 +229,7 @@ class Engine:
 
     def _new_request(
         self,
+        prompt_ids: Sequence[int],
         sampling: SamplingParams,
         seed: int,
         on_token: OnToken | None,
@@ -241,8 +240,13 @@ class Engine:
         requested_tokens = DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens
         max_tokens = min(requested_tokens, max_new_tokens)
         # Without stop strings no text is decoded here: the client decodes whole completions, and caches them.
-        decode = self.renderer.decode if self.renderer is not None and sampling.stop else None
-        checker = StopChecker(sampling, max_tokens, self.stop_ids, decode, constraint)
+        renderer = self.renderer if sampling.stop else None
+        if renderer is None:
+            checker = StopChecker(sampling, max_tokens, self.stop_ids, constraint=constraint)
+        else:
+            checker = StopChecker(
+                sampling, max_tokens, self.stop_ids, renderer.decode, constraint, prompt_ids, renderer.end_ids
+            )
         future = asyncio.get_running_loop().create_future()
         return GenerationRequest(sampling, seed, future, on_token, checker, constraint), max_tokens
 
@@ -350,6 +354,7 @@ class Engine:
             except Exception as error:  # such as no memory: it concerns every request of the batch, but not later ones
                 for seq in self._runner.drop_all():
                     _fail(seq, error)
+                self._reset_sampler()
 
     async def _yield_to_event_loop(self, has_ended: bool) -> None:
         """Let other tasks run. After a request has ended, wait until the tasks have submitted their next requests, so that these
@@ -383,6 +388,11 @@ class Engine:
         if ended:
             self._runner.finish(ended)
         return bool(ended)
+
+    def _reset_sampler(self) -> None:
+        self._sampler = Sampler(self.vocab, sorted(self.stop_ids), self.model.device)
+        self._sampler_rows: list[SequenceState] = []
+        """Sequences of the sampler's rows, in the order of the rows."""
 
     def _sync_sampler(self, seqs: list[SequenceState]) -> None:
         """Bring the sampler's rows into the order of `seqs`. A preempted sequence returns with its earlier tokens."""

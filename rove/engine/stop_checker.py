@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from rove.core.errors import StructuredOutputError
 from rove.core.protocols import SamplingParams
 from rove.engine.constraints import Constraint
-
-UNFINISHED = "\ufffd"
-"""The character that decoders write for bytes that form no character, or only the beginning of a character."""
-DECODE_WINDOW = 32
-"""Maximum number of tokens decoded together, unless the last character is unfinished."""
+from rove.rendering.token_decoder import TokenDecoder
 
 
 def end_token_ids(sampling: SamplingParams, stop_ids: frozenset[int]) -> frozenset[int]:
@@ -34,6 +30,8 @@ class StopChecker:
         sampling: Only its stop, stop_token_ids, min_tokens and ignore_eos are used.
         decode: Token ids → text; needed for stop strings and streaming, else None.
         constraint: Grammar state of a structured output, advanced by the sampler.
+        prompt_ids: Ids of the prompt, whose text the completion continues.
+        closing_ids: Tokens that are not part of the message if the turn ends with them; `take_text` then withholds their text.
 
     Example:
         checker = StopChecker(SamplingParams(stop=["\\n"]), max_tokens=64, decode=renderer.decode)
@@ -47,6 +45,8 @@ class StopChecker:
         stop_ids: frozenset[int] = frozenset(),
         decode: Callable[[Sequence[int]], str] | None = None,
         constraint: Constraint | None = None,
+        prompt_ids: Sequence[int] = (),
+        closing_ids: Collection[int] = (),
     ):
         assert decode is not None or not sampling.stop, "stop strings need a decoder"
         self.reason: str | None = None
@@ -60,7 +60,10 @@ class StopChecker:
         self._min_tokens = sampling.min_tokens or 0
         self._max_tokens = max_tokens
         self._constraint = constraint
-        self._reader = None if decode is None else _TokenDecoder(decode)
+        self._decoder = None if decode is None else TokenDecoder(decode, prompt_ids)
+        self._closing_ids = closing_ids
+        self._closing_start: int | None = None
+        """Position in the text of the closing tokens that were pushed last; None after any other token."""
         self._count = 0
         self._taken = 0
 
@@ -79,7 +82,12 @@ class StopChecker:
             self.reason, self.stopped_by = "stop", token
             self._read(None, may_stop)
             return self.reason
+        text_length = len(self.text)
         self._read(token, may_stop)
+        if token not in self._closing_ids:
+            self._closing_start = None
+        elif self._closing_start is None:
+            self._closing_start = text_length
         if self.reason is None and self._constraint is not None and self._constraint.done:
             self.reason = "stop"
         elif self.reason is None and self._count >= self._max_tokens:
@@ -90,17 +98,19 @@ class StopChecker:
         return self.reason
 
     def take_text(self) -> str:
-        """Return the new text that no stop string can still remove; after the end, all remaining text."""
-        held = 0 if self.reason else self._held()
-        ready = self.text[self._taken : len(self.text) - held]
+        """Return the new text that no stop string or end of the turn can still remove; after the end, all remaining text."""
+        end = len(self.text) if self.reason else len(self.text) - self._held()
+        if self._closing_start is not None:
+            end = min(end, self._closing_start)
+        ready = self.text[self._taken : end]
         self._taken += len(ready)
         return ready
 
     def _read(self, token: int | None, may_stop: bool) -> None:
         """Append the text of a token (None: the text of unfinished characters), and cut it at a stop string."""
-        if self._reader is None:
+        if self._decoder is None:
             return
-        new_text = self._reader.rest() if token is None else self._reader.read(token)
+        new_text = self._decoder.unfinished() if token is None else self._decoder.read(token)
         old_length = len(self.text)
         self.text += new_text
         if not new_text or not may_stop:
@@ -124,38 +134,3 @@ class StopChecker:
             if any(stop.startswith(end) for stop in self._stop_strings):
                 return length
         return 0
-
-
-class _TokenDecoder:
-    """Incremental detokenizer; a character that is split over several tokens is returned with the last of them.
-
-    Tokens are decoded together with some earlier tokens, because some tokenizers decode a token differently at the start of a
-    text.
-    """
-
-    def __init__(self, decode: Callable[[Sequence[int]], str]):
-        self._decode = decode
-        self._ids: list[int] = []
-        self._text = ""
-        self._returned = 0
-        """Number of characters of `_text` that were returned."""
-
-    def read(self, token: int) -> str:
-        """Return the text that is now complete."""
-        self._ids.append(token)
-        self._text = self._decode(self._ids)
-        complete = self._text.rstrip(UNFINISHED)
-        new_text = complete[self._returned :]
-        # A later token can turn complete characters into unfinished ones; what was returned cannot be taken back.
-        self._returned = max(self._returned, len(complete))
-        if complete == self._text and len(self._ids) >= DECODE_WINDOW:  # bound the cost of decoding
-            self._ids = self._ids[-DECODE_WINDOW // 4 :]
-            self._text = self._decode(self._ids)
-            self._returned = len(self._text)
-        return new_text
-
-    def rest(self) -> str:
-        """Return the text of tokens whose last character was never finished."""
-        new_text = self._text[self._returned :]
-        self._returned = len(self._text)
-        return new_text

@@ -19,7 +19,7 @@ def _no_constant(name: str) -> object:
     raise MalformedCall(name)
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constant, strict=False)  # models put raw line breaks into strings
+JSON_DECODER = json.JSONDecoder(parse_constant=_no_constant, strict=False)  # models put raw line breaks into strings
 
 
 def read_json(text: str, start: int = 0) -> tuple[JsonValue, int]:
@@ -27,7 +27,7 @@ def read_json(text: str, start: int = 0) -> tuple[JsonValue, int]:
     while text[start : start + 1].isspace():
         start += 1
     try:
-        return _DECODER.raw_decode(text, start)
+        return JSON_DECODER.raw_decode(text, start)
     except (ValueError, RecursionError) as error:
         raise MalformedCall(str(error)) from error
 

@@ -34,6 +34,7 @@ from rove.rendering.reasoning import (
     sampled_after_opened,
 )
 from rove.rendering.template_settings import OWN_TEMPLATE, TemplateSettings, no_template
+from rove.rendering.token_decoder import TokenDecoder
 from rove.rendering.tool_calls import (
     NO_SCHEMAS,
     Format,
@@ -298,9 +299,11 @@ class Renderer:
         and after a line break.
         """
         if self._adds_space:
-            prompt_ids, ids = self.encode(prompt), self.encode(prompt + text)
-            if ids[: len(prompt_ids)] == prompt_ids:
-                return ids[len(prompt_ids) :]
+            # The text may continue a word of the prompt, whose tokens then change; after a line break, a new word begins.
+            for before in (prompt, "\n"):
+                before_ids, ids = self.encode(before), self.encode(before + text)
+                if ids[: len(before_ids)] == before_ids:
+                    return ids[len(before_ids) :]
         return self.encode(text)
 
     @cached_property
@@ -372,7 +375,7 @@ class Renderer:
         """
         previous_text = self.decode(previous.ids)
         if text.startswith(previous_text):
-            return self.encode(text[len(previous_text) :])
+            return self.continuation_ids(previous_text, text[len(previous_text) :])
         # Phi-3's tokens swallow the line break after them, so the text of its ids is never the rendered one.
         ids = self.encode(text)
         start = len(previous.prompt_ids)
@@ -393,9 +396,15 @@ class Renderer:
         tools: Sequence[Mapping[str, object]] | None = None,
         prompt_length: int = 0,
         is_cut: bool = False,
+        stop_token_ids: Collection[int] = (),
     ) -> Message:
-        """Return sampled ids as an assistant message without the end-of-turn token; see `message` for the arguments."""
-        return self.message(self.decode(self._without_end(completion_ids)), tools, prompt_length, is_cut)
+        """Return sampled ids as an assistant message without the end-of-turn token; see `message` for the arguments.
+
+        Args:
+            stop_token_ids: Further tokens at which sampling stopped.
+        """
+        text_ids = self._without_end(completion_ids, stop_token_ids)
+        return self.message(self.decode(text_ids), tools, prompt_length, is_cut)
 
     def message(
         self, text: str, tools: Sequence[JsonMapping] | None = None, prompt_length: int = 0, is_cut: bool = False
@@ -429,15 +438,23 @@ class Renderer:
             ids = previous.prompt_ids + self._without_end(previous.completion_ids)
             previous_text = self.decode(ids[len(bos) :])
             if text.startswith(previous_text):
-                return ids + self.encode(text[len(previous_text) :])
+                return ids + self.continuation_ids(previous_text, text[len(previous_text) :])
         return bos + self.encode(text)
 
-    def read_text(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> Message:
-        """Return the text that sampled ids add to the prompt as an assistant message."""
+    def read_text(
+        self, prompt_ids: Sequence[int], completion_ids: Sequence[int], stop_token_ids: Collection[int] = ()
+    ) -> Message:
+        """Return the text that sampled ids add to the prompt as an assistant message; `stop_token_ids`: see `read`."""
         # Decoded with the prompt, because some tokenizers drop a leading space.
-        prompt, ids = self.decode(prompt_ids), self._without_end(completion_ids)
+        prompt, ids = self.decode(prompt_ids), self._without_end(completion_ids, stop_token_ids)
         whole = self.decode([*prompt_ids, *ids])
         return AssistantMessage(whole[len(prompt) :] if whole.startswith(prompt) else self.decode(ids))
+
+    def without_first_space(self, text: str, ids: Sequence[int]) -> str:
+        """Return a text that was decoded after a prompt as `read` decodes its ids, without the prompt: SentencePiece tokenizers
+        then drop the space of the first word.
+        """
+        return text[1:] if text.startswith(" ") and not self.decode(ids).startswith(" ") else text
 
     def training_branches(
         self,
@@ -479,7 +496,7 @@ class Renderer:
             added_ids = self._added_ids(prompt, StepTokens(ids[:-length], ids[-length:], []))
             if added_ids is not None:
                 return added_ids
-        return self.encode(prompt[len(branch_text) :])
+        return self.continuation_ids(branch_text, prompt[len(branch_text) :])
 
     @cached_property
     def _strips_spaces(self) -> bool:
@@ -514,6 +531,10 @@ class Renderer:
 
     def _normalized(self, message: Mapping[str, object]) -> JsonMapping:
         """Return a message with a single text as its content and a role that the template supports."""
+        # Templates test `'tool_calls' in message`, and servers write null or an empty list for a message without calls.
+        message = {name: value for name, value in message.items() if value is not None}
+        if not message.get("tool_calls"):
+            message.pop("tool_calls", None)
         content = message.get("content")
         if isinstance(content, list):
             check_text_parts(content)
@@ -524,8 +545,9 @@ class Renderer:
             message = {**message, "role": "system"}
         return message
 
-    def _without_end(self, completion_ids: Sequence[int]) -> list[int]:
-        has_end = len(completion_ids) > 0 and completion_ids[-1] in self.stop_ids
+    def _without_end(self, completion_ids: Sequence[int], stop_token_ids: Collection[int] = ()) -> list[int]:
+        """Return the ids of a completion's text: without the stop token and the closing tokens before it."""
+        has_end = len(completion_ids) > 0 and completion_ids[-1] in self.stop_ids.union(stop_token_ids)
         if not has_end:
             return list(completion_ids)
         # Cohere 2 closes a reply with two tokens; the template would write the first one twice.
@@ -612,16 +634,24 @@ class IncrementalDetokenizer:
 
     Args:
         prompt_ids: Ids of the prompt, if its text is continued; some tokenizers decode the start of a text differently.
+        stop_token_ids: Further tokens at which sampling stops.
     """
 
-    def __init__(self, renderer: Renderer, on_text: Callable[[str], None], prompt_ids: Sequence[int] = ()):
+    def __init__(
+        self,
+        renderer: Renderer,
+        on_text: Callable[[str], None],
+        prompt_ids: Sequence[int] = (),
+        stop_token_ids: Collection[int] = (),
+    ):
         self._renderer = renderer
         self._on_text = on_text
-        self._ids = list(prompt_ids[-8:])
-        self._start = 0
-        """Index of the first id that is decoded. It moves to the start of the piece reported last, so that the cost per token
-        stays constant."""
-        self._reported = len(self._ids)
+        self._decoder = TokenDecoder(renderer.decode, prompt_ids)
+        self._end_ids = renderer.end_ids.union(stop_token_ids)
+        self._end: list[int] = []
+        """The tokens sampled last, if they are not part of the text in case the turn ends with them."""
+        self._first_ids: list[int] | None = None if prompt_ids else []
+        """Ids before the first text of the stop checker; None after it, or if the prompt's text is continued."""
 
     @staticmethod
     def of(renderer: Renderer, request: Request, prompt_ids: Sequence[int] = ()) -> OnToken | None:
@@ -634,7 +664,8 @@ class IncrementalDetokenizer:
             return on_token
         if request.tools and renderer.tool_format is not None:
             on_text = _skip_calls(on_text, renderer.tool_format)
-        detokenizer = IncrementalDetokenizer(renderer, on_text, prompt_ids)
+        stop_token_ids = request.sampling_params.stop_token_ids or ()
+        detokenizer = IncrementalDetokenizer(renderer, on_text, prompt_ids, stop_token_ids)
         if on_token is None:
             return detokenizer
 
@@ -646,22 +677,27 @@ class IncrementalDetokenizer:
 
     def __call__(self, token: Token) -> None:
         """Process the next token."""
-        if token.text is not None:  # the stop checker has already decoded it
-            if token.text:
-                self._on_text(token.text)
-            return
-        self._ids.append(token.id)
-        if token.id in self._renderer.end_ids:  # not part of the text if the turn ends with it
-            return
-        # Tokenizers decode an id in its context (spaces, characters of several tokens): decode the ids reported last with and
-        # without the new ones. The difference is the new text.
-        reported_text = self._renderer.decode(self._ids[self._start : self._reported])
-        text = self._renderer.decode(self._ids[self._start :])
-        if text.endswith("\ufffd") or not text.startswith(reported_text):  # an incomplete character
-            return
-        self._start, self._reported = self._reported, len(self._ids)
-        if len(text) > len(reported_text):
-            self._on_text(text[len(reported_text) :])
+        text = self._decoded(token.id) if token.text is None else self._checked(token.id, token.text)
+        if text:
+            self._on_text(text)
+
+    def _decoded(self, id: int) -> str:
+        self._end.append(id)
+        if id in self._end_ids:
+            return ""
+        text = "".join(map(self._decoder.read, self._end))
+        self._end = []
+        return text
+
+    def _checked(self, id: int, text: str) -> str:
+        """Return the text of the stop checker, which decodes a completion after its prompt."""
+        if self._first_ids is None:
+            return text
+        self._first_ids.append(id)
+        if text:
+            text = self._renderer.without_first_space(text, self._first_ids)
+            self._first_ids = None
+        return text
 
 
 def _skip_calls(on_text: Callable[[str], None], tool_format: Format) -> Callable[[str], None]:

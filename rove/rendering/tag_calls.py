@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rove.core.plain import Arguments, JsonMapping, JsonObject, JsonValue
-from rove.rendering.json_calls import whole_json
+from rove.rendering.json_calls import JSON_DECODER, whole_json
 from rove.rendering.python_calls import CONSTANTS, Call, MalformedCall, read_literal
 
 
@@ -61,7 +61,7 @@ SEED_FORM = _tag_form(
 GLM_FORM = _tag_form(
     "<tool_call>",
     r"(?P<name>[^\s<>{}\[\]\"]+)\s*(?=<arg_key>|</tool_call>)",
-    r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+    r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
     "<arg_key>",
     "",
     "</tool_call>",
@@ -311,17 +311,10 @@ def _json_type(value: JsonValue) -> str:
     return "object"
 
 
-def _no_constant(name: str) -> object:
-    raise ValueError(name)
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant, strict=False)  # "NaN" is a word here
-
-
 def _decoded(text: str) -> JsonValue:
     """Return the value of a JSON text, or of a list or dict in Python's syntax, which Seed-OSS writes."""
     try:
-        return _DECODER.decode(text)
+        return JSON_DECODER.decode(text)  # "NaN" is a word here
     except ValueError:
         if not text.startswith(("[", "{")):
             raise

@@ -221,7 +221,10 @@ class RequestQueue:
         adapter = request.model if request.model in getattr(self.engine, "adapters", ()) else None
         detokenizer = IncrementalDetokenizer.of(self.renderer, request, ids)
         output = await self.engine.generate(ids, request.sampling_params, request.seed, detokenizer, adapter)
-        message = self.renderer.read_text(ids, output.ids) if output.text is None else AssistantMessage(output.text)
+        if isinstance(output.stopped_by, str) and output.text is not None:  # cut at a stop string
+            message = AssistantMessage(output.text)
+        else:
+            message = self.renderer.read_text(ids, output.ids, request.sampling_params.stop_token_ids or ())
         return Response.of(message, ids, output)
 
     def token_logprobs(self, tokens: Iterable[Token], offset: int = 0) -> list[TokenLogprob]:

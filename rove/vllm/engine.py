@@ -183,7 +183,6 @@ class VLLMEngine:
         if sampling.max_tokens == 0:
             raise ConfigError("max_tokens is 0; expected 1 or more: vLLM always generates a token")
         max_tokens = min(sampling.max_tokens or DEFAULT_MAX_TOKENS, max_new_tokens)
-        decode = self.renderer.decode if sampling.stop and self.renderer is not None else None
         params = {name: getattr(sampling, name) for name in SUPPORTED if getattr(sampling, name) is not None}
         params |= {
             "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
@@ -196,7 +195,14 @@ class VLLMEngine:
         }
         if sampling.prompt_logprobs is not None:
             params["prompt_logprobs"] = sampling.prompt_logprobs
-        return params, StopChecker(sampling, max_tokens, self.stop_ids, decode)
+        if sampling.stop and self.renderer is not None:
+            decode, end_ids = self.renderer.decode, self.renderer.end_ids
+            checker = StopChecker(
+                sampling, max_tokens, self.stop_ids, decode, prompt_ids=prompt_ids, closing_ids=end_ids
+            )
+        else:
+            checker = StopChecker(sampling, max_tokens, self.stop_ids)
+        return params, checker
 
     async def _generate(self, server: Server, ids: Sequence[int], params: JsonMapping) -> tuple[Server, JsonObject]:
         """Return a response and its server; after a failure, retry on the least busy server."""

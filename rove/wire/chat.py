@@ -13,6 +13,7 @@ from rove.core.plain import JsonObject, JsonValue, MessageDict, ToolDefinition
 from rove.core.protocols import Request, Response, checked_template_kwargs
 from rove.core.records import Usage
 from rove.wire.common import (
+    PRIVATE_FIELDS,
     build_response,
     count,
     forces_one_call,
@@ -72,9 +73,9 @@ def request_body(request: Request, reasoning: str = "reasoning_content") -> Json
     """Return the JSON body of a chat-completions request; `reasoning` is the server's name of the field for reasoning.
 
     Fields that are None are left out of the body and of each message, but not of nested values, since null has a
-    meaning inside a tool's schema. `sampling_params.extra` takes precedence. The length limit is sent as `max_tokens`,
-    which every compatible server knows. `state`, `previous` and `seed` of the request are not sent, but `sampling_params.seed`
-    is.
+    meaning inside a tool's schema. The `PRIVATE_FIELDS` of messages are not sent. `sampling_params.extra` takes precedence. The
+    length limit is sent as `max_tokens`, which every compatible server knows. `state`, `previous` and `seed` of the request are
+    not sent, but `sampling_params.seed` is.
     """
     sampling = request.sampling_params
     body: JsonObject = {
@@ -96,7 +97,7 @@ def request_body(request: Request, reasoning: str = "reasoning_content") -> Json
 
 
 def _sent(message: JsonObject, reasoning: str) -> JsonObject:
-    sent = without_none(message)
+    sent = {name: value for name, value in without_none(message).items() if name not in PRIVATE_FIELDS}
     if "reasoning_content" in sent:
         sent[reasoning] = sent.pop("reasoning_content")
     return sent

@@ -19,6 +19,8 @@ UNFINISHED = frozenset({"abort", "aborted", "cancelled", "error"})
 """Finish reasons that mean that the server, not the model, ended an answer."""
 MAX_TOKENS = 10**9
 """Largest plausible token count of one response; a larger or negative count is treated as not reported."""
+PRIVATE_FIELDS = frozenset({"sampled_text", "opened_reasoning", "responses_output", "anthropic_content"})
+"""Fields of messages that only rove reads. They are not sent to other servers, which may refuse unknown fields."""
 NO_ARGUMENTS = {"type": "object", "properties": {}}
 """JSON schema of a function without arguments; chat tools may omit it, but other APIs require it."""
 

@@ -310,6 +310,21 @@ async def test_the_api_key_is_masked_in_errors():
         Answer(400, {"error": {"type": "exceed_context_size_error"}}),
         Answer(413, {"error": {"code": "prompt_too_long"}}),
         Answer(
+            400,
+            "This endpoint's maximum context length is 131072 tokens. However, you requested about 140000 tokens (100000 of text "
+            "input, 31808 of tool input, 8192 in the output).",
+        ),
+        Answer(
+            400,
+            "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total of 4500 "
+            "tokens: 4000 tokens from the input messages and 500 tokens for the completion.",
+        ),
+        Answer(
+            400,
+            "This model's maximum context length is 4096 tokens. However, you requested 64 output tokens and your prompt "
+            "contains at least 4033 input tokens, for a total of at least 4097 tokens.",
+        ),
+        Answer(
             400, "input length and `max_tokens` exceed context limit: 178959 + 64000 > 200000, decrease input length"
         ),
         Answer(422, "Input validation error: `inputs` must have less than 1024 tokens. Given: 2000"),
@@ -335,6 +350,20 @@ async def test_a_prompt_that_is_too_long_raises_overlong_prompt_error(fault: Fau
         "completion). Please reduce the length of the messages or completion.",
         "input length and `max_tokens` exceed context limit: 959 + 200000 > 200000, decrease input length or `max_tokens`",
         "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 40 `inputs` tokens and 4096 `max_new_tokens`",
+        "This endpoint's maximum context length is 32768 tokens. However, you requested about 40012 tokens (12 of text input, "
+        "40000 in the output). Please reduce the length of either one.",
+        "This endpoint's maximum context length is 200000 tokens. However, you requested about 213432 tokens (81684 of text "
+        "input, 3748 of tool input, 128000 in the output).",
+        "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total of 5012 tokens: "
+        "12 tokens from the input messages and 5000 tokens for the completion.",
+        "This model's maximum context length is 4096 tokens. However, you requested 5000 output tokens and your prompt contains "
+        "at least 1 input tokens, for a total of at least 5001 tokens.",
+        "This model's maximum context length is 4096 tokens. However, you requested 5000 output tokens and your prompt contains "
+        "12 input tokens, for a total of 5012 tokens.",
+        "This model's maximum context length is 32768 tokens. However, you requested 32768 output tokens and your prompt "
+        "contains 31800 characters (more than 0 characters, which is the upper bound for 0 input tokens).",
+        "You passed 3073 input tokens and requested 128000 output tokens. However, the model's context length is only 131072 "
+        "tokens, resulting in a maximum input length of 3072 tokens.",
     ],
 )
 async def test_a_length_that_fills_the_context_is_a_mistake_of_the_settings(message: str):
@@ -384,6 +413,10 @@ async def test_a_permanent_failure_after_a_transient_one_lists_all_attempts():
 def test_pause_is_bounded(failures: int, backoff: float, requested_pause: float, seed: int):
     pause = retry_delay(failures, backoff, requested_pause, random.Random(seed))
     assert requested_pause <= pause <= requested_pause + min(MAX_BACKOFF_S, backoff * 2 ** (failures - 1))
+
+
+def test_the_pause_stays_bounded_after_any_number_of_failures():
+    assert 0 <= retry_delay(1026, 0.5, 0.0, random.Random(0)) <= MAX_BACKOFF_S
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,12 @@ from rove.core.errors import ConfigError, OverlongPromptError
 from rove.core.protocols import Client, Request, SamplingParams, Token, ToolChoice
 from rove.core.records import StepTokens, Usage
 from rove.engine.client import EngineClient
+from rove.engine.engine import Engine
+from rove.rendering.renderer import Renderer
 from rove.train.sequences import sequences_from_record
+from tests.rendering.test_renderer import of_pieces
 from tests.rendering.test_tools import TEMPLATES
+from tests.rendering.test_turn_ends import COHERE2, COHERE2_TOKENS
 
 SAMPLING = SamplingParams(max_tokens=6)
 END: int = bpe_tokenizer().eos_token_id
@@ -292,12 +296,103 @@ async def test_prompt_logprobs_are_returned():
     assert [len(top) for top in response.prompt_top_logprobs or []] == [2] * (len(response.tokens.prompt_ids) - 1)
 
 
+OPENED_TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+
+
 async def test_a_reply_to_a_prompt_that_opens_the_reasoning_is_marked():
     loaded = tiny_model()
-    loaded.tokenizer.chat_template = (
-        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
-    )
+    loaded.tokenizer.chat_template = OPENED_TEMPLATE
     client = EngineClient.from_model(loaded)
     response = await client.respond(Request(MESSAGES, SamplingParams(max_tokens=4)))
     assert response.message["opened_reasoning"] == "<think>\n"
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"structured_outputs": {"choice": ["yes"]}},
+        {"structured_outputs": {"regex": "yes"}},
+        {"response_format": {"type": "json_object"}},
+    ],
+)
+async def test_a_constrained_answer_does_not_count_as_unfinished_reasoning(constraint: dict[str, Any]):
+    loaded = tiny_model()
+    loaded.tokenizer.chat_template = OPENED_TEMPLATE
+    client = EngineClient.from_model(loaded)
+    response = await client.respond(Request(MESSAGES, SamplingParams(max_tokens=40, **constraint)))
+    assert response.message.content
+    assert vf.Parser().parse_answer([response.message]) == response.message.content
+    reasoned = SamplingParams(max_tokens=40, structured_outputs={"choice": ["so</think>yes"]})
+    response = await client.respond(Request(MESSAGES, reasoned))
+    assert vf.Parser().parse_answer([response.message]) == "<think>\nso</think>yes"
+
+
+async def test_a_required_call_does_not_count_as_unfinished_reasoning():
+    loaded = tiny_model()
+    loaded.tokenizer.chat_template = TEMPLATES["hermes"] + "{% if add_generation_prompt %}<think>\n{% endif %}"
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+    request = Request(MESSAGES, SamplingParams(max_tokens=120), tools=tools, tool_choice=ToolChoice(("f",), False))
+    response = await EngineClient.from_model(loaded).respond(request)
+    assert response.message.tool_calls and "opened_reasoning" not in response.message
+
+
+# Where the text ends
+
+
+def forced_client(renderer: Renderer, completion: list[int], monkeypatch: pytest.MonkeyPatch) -> EngineClient[Engine]:
+    """Return a client whose model samples the tokens `completion` after any prompt."""
+    engine = Engine(tiny_model().model, sorted(renderer.stop_ids), renderer=renderer)
+    runner_step = engine._runner.step
+
+    def forced_step() -> Any:
+        seqs, logits = runner_step()
+        for row, seq in enumerate(seqs):
+            logits[row, completion[len(seq.tokens) - seq.prompt_length]] = 1000.0
+        return seqs, logits
+
+    monkeypatch.setattr(engine._runner, "step", forced_step)
+    return EngineClient(engine, renderer)
+
+
+async def complete(client: EngineClient[Engine], text: str | None, **sampling: Any) -> tuple[list[int], str, str]:
+    """Return the sampled ids, the content of the message, and the streamed text."""
+    pieces: list[str] = []
+    sampling_params = SamplingParams(max_tokens=20, temperature=0.0, **sampling)
+    messages = MESSAGES if text is None else []
+    response = await client.respond(Request(messages, sampling_params, text=text, on_text=pieces.append))
+    assert response.tokens is not None
+    return response.tokens.completion_ids, response.message.content, "".join(pieces)
+
+
+@pytest.mark.parametrize("stop", [None, ["zzz"]])
+async def test_closing_tokens_and_stop_tokens_are_not_part_of_the_text(
+    stop: list[str] | None, monkeypatch: pytest.MonkeyPatch
+):
+    tokenizer = bpe_tokenizer(vocab_size=300)
+    names = [f"<|{name}|>" for name in COHERE2_TOKENS]
+    tokenizer.add_special_tokens({"eos_token": names[0], "additional_special_tokens": names[1:]})
+    tokenizer.chat_template = COHERE2
+    renderer = Renderer(tokenizer)
+    closed = renderer.encode("world<|END_RESPONSE|><|END_OF_TURN_TOKEN|>")
+    client = forced_client(renderer, closed, monkeypatch)
+    assert await complete(client, None, stop=stop) == (closed, "world", "world")
+    stopped = renderer.encode("world<|USER_TOKEN|>")
+    client = forced_client(renderer, stopped, monkeypatch)
+    assert await complete(client, None, stop=stop, stop_token_ids=stopped[-1:]) == (stopped, "world", "world")
+    assert await complete(client, "0 1", stop=stop, stop_token_ids=stopped[-1:]) == (stopped, "world", "world")
+
+
+@pytest.mark.parametrize("stop", [None, ["zzz"], ["hello"]])
+async def test_only_the_first_word_of_a_chat_reply_loses_its_space(
+    stop: list[str] | None, monkeypatch: pytest.MonkeyPatch
+):
+    renderer = of_pieces()
+    renderer.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"  # pyright: ignore[reportAttributeAccessIssue]
+    completion = renderer.encode(" world hello<|end|>")
+    client = forced_client(renderer, completion, monkeypatch)
+    content = "world " if stop == ["hello"] else "world hello"
+    assert (await complete(client, None, stop=stop))[1:] == (content, content)
+    assert (await complete(client, "say", stop=stop))[1:] == (f" {content}", f" {content}")

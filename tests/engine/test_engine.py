@@ -529,6 +529,17 @@ async def test_an_error_in_a_step_fails_all_requests_and_the_engine_recovers(mon
     assert_same(await engine.generate([5], SamplingParams(max_tokens=2)), generate_naively(loaded, [5], 0, 1.0, 2))
 
 
+async def test_a_step_that_fails_inside_the_sampler_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
+    loaded = tiny_model()
+    engine = engine_of(loaded)
+    with monkeypatch.context() as broken:
+        broken.setattr(engine._sampler, "keep", lambda rows: 1 / 0)  # after the new rows were added
+        with pytest.raises(ZeroDivisionError):
+            await engine.generate([5], SamplingParams(max_tokens=4, temperature=0.0))
+    generation = await engine.generate([6, 7], SamplingParams(max_tokens=4), seed=1)
+    assert_same(generation, generate_naively(loaded, [6, 7], 1, 1.0, 4))
+
+
 async def test_a_token_id_outside_the_vocabulary_is_refused():
     with pytest.raises(ConfigError, match="token 10000; expected ids from 0 to"):
         await engine_of(tiny_model()).generate([5, 10_000], SamplingParams())

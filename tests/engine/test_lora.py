@@ -398,6 +398,14 @@ def test_a_target_module_without_tensors_is_refused():
         Engine(loaded.model, []).load_adapter("a", adapter._replace(tensors={}))
 
 
+def test_target_modules_of_other_families_need_no_tensors():
+    loaded, _, _ = model_with_adapters("qwen3")
+    adapter = adapter_of(loaded, 1, ("q_proj", "v_proj"), target_modules=["q_proj", "v_proj", "dense", "fc1"])
+    engine = Engine(loaded.model, [])
+    engine.load_adapter("a", adapter)
+    assert engine.adapters == ["a"]
+
+
 def test_a_folder_without_a_valid_adapter_is_refused(tmp_path: Path):
     loaded, _, _ = model_with_adapters("qwen3")
     engine = Engine(loaded.model, [])

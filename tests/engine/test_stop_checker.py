@@ -172,6 +172,23 @@ def test_tokens_that_decode_differently_at_the_start_of_a_text():
     assert [(checker.push(i), checker.take_text())[1] for i in (0, 1, 2) * 40] == [" the", " end", "ing"] * 40
 
 
+def test_closing_tokens_are_streamed_only_if_text_follows_them():
+    pieces = Pieces("aCbCS", range(5))  # token 1 and 3: a closing token, 4: the stop token
+    sampling = SamplingParams(stop=["zzz"])
+    _, _, streamed = run_checker(pieces, sampling, stop_ids=frozenset([4]), closing_ids={1, 3, 4})
+    assert streamed == ["a", "", "Cb", "", ""]
+
+
+def test_a_completion_is_decoded_as_the_continuation_of_its_prompt():
+    def decode(ids: Sequence[int]) -> str:
+        return "".join([" the", " end", "\ufffd"][i] for i in ids).removeprefix(" ")
+
+    for prompt_ids, text in (([1] * 9, " the"), ([], "the"), ([1, 2], "the")):
+        checker = StopChecker(SamplingParams(stop=["zzz"]), 1, decode=decode, prompt_ids=prompt_ids)
+        checker.push(0)
+        assert checker.text == text
+
+
 class Form:
     """A grammar that is complete at once, with an optional error."""
 

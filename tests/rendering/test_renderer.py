@@ -280,6 +280,47 @@ def test_a_continuation_keeps_its_leading_space():
     )
 
 
+def prepending_renderer(scheme: str) -> Renderer:
+    """Return a renderer whose tokenizer writes a space before a text ("first") or also after special tokens ("always")."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=320, special_tokens=["<|end|>"]))
+    template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '<|end|>\n' }}{% endfor %}"
+    fast: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", chat_template=template)
+    return Renderer(fast)
+
+
+@pytest.mark.parametrize("scheme", ["first", "always"])
+def test_a_continued_raw_text_gets_no_additional_space(scheme: str):
+    renderer = prepending_renderer(scheme)
+    text, previous = "hello", None
+    for continuation in (" you say", "no", "\nX"):
+        prompt = renderer.text_ids(text, previous)
+        assert renderer.decode(prompt) == text
+        previous = step(prompt, renderer.continuation_ids(text, " world"))
+        text += renderer.read_text(prompt, previous.completion_ids)["content"] + continuation
+    assert text == "hello world you say worldno world\nX"
+    assert renderer.decode(renderer.text_ids(text, previous)) == text
+
+
+def test_a_continued_conversation_gets_no_additional_space():
+    renderer = prepending_renderer("first")
+    messages = [user("hello"), {"role": "assistant", "content": "world"}, user("no")]
+    prompt = renderer.prompt_ids(messages[:1])
+    completion = renderer.continuation_ids(renderer.text(messages[:1]), "assistant: world<|end|>")
+    whole = renderer.encode(renderer.text(messages))
+    assert renderer.prompt_ids(messages, step(prompt, completion)) == whole
+    [(ids, _)] = renderer.training_branches([*messages, {"role": "assistant", "content": "you"}])
+    assert ids[: len(whole)] == whole
+
+
+@pytest.mark.parametrize("calls", [[], None])
+def test_templates_see_no_empty_tool_calls(calls: list[Any] | None):
+    renderer = renderer_with("{% for m in messages %}{{ 'calls' if 'tool_calls' in m else m['content'] }}{% endfor %}")
+    assert renderer.text([user("a"), {"role": "assistant", "content": "b", "tool_calls": calls}]) == "ab"
+
+
 def test_a_raw_text_needs_no_chat_template():
     tokenizer: Any = bpe_tokenizer()
     tokenizer.chat_template = None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -362,3 +363,27 @@ def test_half_a_character_is_no_text_so_its_call_is_malformed(name: str):
 def test_a_call_of_another_program_with_half_a_character_has_no_arguments_to_render():
     message = {"tool_calls": [{"function": {"name": "f", "arguments": f'{{"a": "{HALF}"}}'}}]}
     assert calls_of(message) is None
+
+
+PATHOLOGICAL = {
+    "qwen_xml": ("<tool_call><function=f>", "<parameter=a>", "</parameter>x"),
+    "glm": ("<tool_call>f\n", "<arg_key>a</arg_key><arg_value>", "</arg_value>x"),
+    "seed": ("<seed:tool_call><function=f>", "<parameter=a>", "</parameter>x"),
+    "minimax": ('<minimax:tool_call><invoke name="f">', '<parameter name="a">', "</parameter>x"),
+    "deepseek_v32": (
+        '<｜DSML｜function_calls><｜DSML｜invoke name="f">',
+        '<｜DSML｜parameter name="a" string="true">',
+        "</｜DSML｜parameter>x",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PATHOLOGICAL)
+def test_a_malformed_call_with_many_arguments_is_parsed_in_linear_time(name: str):
+    (call_format,) = [call_format for call_format in ALL_FORMATS if call_format.name == name]
+    begin, argument, end = PATHOLOGICAL[name]
+    for repeated in (argument, end, argument + end):
+        text = begin + argument + repeated * (100_000 // len(repeated))
+        started = time.process_time()
+        assert read_calls(text, call_format, ["f"]) == (text, [])
+        assert time.process_time() - started < 1.0  # 3.5 s in quadratic time

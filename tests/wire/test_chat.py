@@ -14,7 +14,11 @@ from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMes
 from rove.core.protocols import Request, SamplingParams, ToolChoice
 from rove.core.records import StepTokens, Usage
 from rove.core.state import State
+from rove.rendering.reasoning import OPENED_REASONING
+from rove.rendering.renderer import SAMPLED
+from rove.wire import anthropic, responses
 from rove.wire.chat import read_response, request_body
+from rove.wire.common import PRIVATE_FIELDS
 from tests.wire.test_common import JSON, TEXT
 
 OWN_NAMES = {
@@ -133,6 +137,15 @@ def test_content_parts_tool_calls_and_reasoning_are_sent_unchanged():
         ToolMessage([{"type": "text", "text": "4"}], "call_1", name="add"),
     ]
     assert request_body(Request([*messages]))["messages"] == messages
+
+
+def test_fields_that_only_rove_reads_are_not_sent():
+    assert {SAMPLED, OPENED_REASONING, anthropic.CONTENT, responses.OUTPUT} == PRIVATE_FIELDS
+    fields = dict.fromkeys(PRIVATE_FIELDS, "x")
+    message = AssistantMessage("hi", reasoning_details=[{"type": "reasoning.text"}], **fields)
+    (sent,) = request_body(Request([message]))["messages"]
+    assert sent == {"role": "assistant", "content": "hi", "reasoning_details": [{"type": "reasoning.text"}]}
+    assert message.keys() > PRIVATE_FIELDS
 
 
 @given(messages=MESSAGES, sampling=SAMPLINGS, model=TEXT)

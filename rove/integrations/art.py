@@ -1,15 +1,11 @@
-"""Rollouts of rove as trajectories of ART (openpipe-art 0.5)."""
+"""Rollouts of rove as trajectories of ART (openpipe-art 0.5.23 or later, which needs Python 3.12)."""
 
 from __future__ import annotations
 
+import platform
 from datetime import UTC, datetime, timedelta
 
-from art.trajectories import (  # pyright: ignore[reportMissingImports]
-    ChatCompletionsExchange,
-    Trajectory,
-    TrajectoryExchanges,
-)
-
+from rove.core.errors import ConfigError
 from rove.core.messages import as_messages
 from rove.core.plain import ToolDefinition
 from rove.core.protocols import Request, Response, SamplingParams
@@ -18,6 +14,19 @@ from rove.rollouts.groups import RolloutError
 from rove.train.sequences import total_reward
 from rove.wire.chat import request_body, response_body, with_tokens
 from rove.wire.serving import TokenLogprob, new_head
+
+try:
+    from art.trajectories import (  # pyright: ignore[reportMissingImports]
+        ChatCompletionsExchange,
+        Trajectory,
+        TrajectoryExchanges,
+    )
+except ImportError as error:
+    # On Python 3.11, pip installs openpipe-art 0.5.18, which has no exchanges.
+    raise ConfigError(
+        f"rove.integrations.art cannot import ART ({error}) on Python {platform.python_version()}; expected openpipe-art 0.5.23 "
+        "or later, which needs Python 3.12 or later: pip install 'openpipe-art>=0.5.23'"
+    ) from error
 
 
 def trajectory_from_record(record: RolloutRecord, model: str) -> Trajectory:

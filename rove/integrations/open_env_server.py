@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -16,21 +17,25 @@ from aiohttp import WSMsgType, web
 
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, excerpt
-from rove.core.messages import AssistantMessage, text_of
-from rove.core.plain import UNREADABLE, JsonMapping, JsonObject, Row, ToolDefinition, is_object
+from rove.core.messages import AssistantMessage, UserMessage, text_of
+from rove.core.plain import UNREADABLE, JsonMapping, JsonObject, MessageDict, Row, ToolDefinition, is_object
 from rove.core.protocols import Request, Response
 from rove.core.records import RolloutRecord
+from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
+from rove.integrations import text_messages
 from rove.integrations.environments.open_env import RefusedError
 from rove.rollouts.groups import run_groups
-from rove.rollouts.runner import plan
+from rove.rollouts.runner import Job
 from rove.server.admission import own_pages_only
 
 MAX_SESSIONS = 1024
 SPLITS = {"train": True, "eval": False}
 """Name of a split → whether it has the training rows."""
 MAX_TASKS = 1000
-"""Maximum rows of a split; seeds select one of them, and clients can list them."""
+"""Maximum rows of a split that is a generator, which may be endless; seeds select a row, and clients can list the rows."""
+MAX_QUEUED_FRAMES = 16
+"""Maximum messages of a client that wait for the replies to earlier ones."""
 OBSERVATION = {
     "type": "object",
     "title": "Observation",
@@ -60,15 +65,15 @@ class OpenEnvServer:
 
     Every connection to `/ws` is a session, and so is every episode over REST (see `RestEpisodes`). An episode is a rollout of the
     environment in which the client sends the model's messages: `{"message": …}`, with tools also `tool_calls`. `reset` takes
-    `seed` (selects the row and seeds the environment), or `split` ("train" or "eval") and `index`. The last observation has the
-    rubric's reward, without group rewards.
+    `seed` (selects the row and seeds the environment), or `split` ("train" or "eval") and `index`. Without `seed` and `index`,
+    every episode has another seed. The last observation has the rubric's reward, without group rewards.
 
         web.run_app(OpenEnvServer(env, "tictactoe").app(), port=8000)
 
     Args:
         env: the environment; torn down when the application ends.
         max_sessions: maximum sessions; further connections are refused with CAPACITY_REACHED.
-        seed: default seed of episodes.
+        seed: default seed of episodes with an `index`, and seed of the first episode without one.
     """
 
     def __init__(self, env: Environment, name: str, max_sessions: int = MAX_SESSIONS, seed: int = 0):
@@ -76,6 +81,7 @@ class OpenEnvServer:
         self.limit = SessionLimit(max_sessions)
         self.rest = RestEpisodes(self._begin_episode, self.limit)
         self._rows: dict[str, list[Row]] = {}
+        self._seeds = count(seed)
         if env.scoring_rubric.has_group_rewards:
             raise ConfigError(
                 f"'{name}' has group rewards, but an episode of an OpenEnv server is a single rollout; remove them"
@@ -141,14 +147,17 @@ class OpenEnvServer:
         if split not in SPLITS:
             raise RefusedError(f"no split '{split}'; expected one of {', '.join(SPLITS)}", "VALIDATION_ERROR")
         if split not in self._rows:
-            self._rows[split] = list(self.env.examples(MAX_TASKS, SPLITS[split]))
+            train = SPLITS[split]
+            is_counted = self.env.count_examples(-1, train) is not None
+            self._rows[split] = list(self.env.examples(-1 if is_counted else MAX_TASKS, train))
         return self._rows[split]
 
     def _begin_episode(self, data: JsonMapping) -> Episode:
         split, seed, index = data.get("split", "train"), data.get("seed"), data.get("index")
         rows = self._rows_of(split)
         if seed is None:
-            seed = self.seed
+            # A client that names no episode, such as one that resets in a loop, must not get the same row every time.
+            seed = next(self._seeds) if index is None else self.seed
         # A trainer that knows only OpenEnv sends a seed per group, which must select a row.
         if index is None:
             index = derive_seed("openenv", seed) % len(rows)
@@ -168,17 +177,20 @@ class OpenEnvServer:
             await socket.close()
             return socket
         episode: Episode | None = None
+        frames: asyncio.Queue[str | None] = asyncio.Queue(MAX_QUEUED_FRAMES)
+        # A ping is answered only while the socket is read. During a step that takes longer than 40 s without an answer, OpenEnv's
+        # client would close the connection.
+        reading = asyncio.create_task(_read_frames(socket, frames))
         try:
-            async for message in socket:
-                if message.type is not WSMsgType.TEXT:
-                    continue
+            while (text := await frames.get()) is not None:
                 try:
-                    kind, data = _read_frame(message.data)
+                    kind, data = _parse_frame(text)
                     if kind == "close":
                         break
                     if kind == "reset":
                         if episode is not None:
                             await episode.close()
+                            episode = None
                         episode = self._begin_episode(data)
                     await _send(socket, *await _reply(kind, data, episode))
                 # An error of the environment fails this message, and not the connection or the server.
@@ -186,6 +198,8 @@ class OpenEnvServer:
                     code = error.code if isinstance(error, RefusedError) else "EXECUTION_ERROR"
                     await _send(socket, "error", {"message": str(error), "code": code})
         finally:
+            reading.cancel()
+            await asyncio.wait([reading])
             self.limit.release()
             if episode is not None:
                 await episode.close()
@@ -193,7 +207,15 @@ class OpenEnvServer:
         return socket
 
 
-def _read_frame(text: str) -> tuple[str, JsonMapping]:
+async def _read_frames(socket: web.WebSocketResponse, frames: asyncio.Queue[str | None]) -> None:
+    """Queue the texts that arrive; at the end of the connection, None."""
+    async for message in socket:
+        if message.type is WSMsgType.TEXT:
+            await frames.put(message.data)
+    await frames.put(None)
+
+
+def _parse_frame(text: str) -> tuple[str, JsonMapping]:
     """Return the type and the data of a message."""
     try:
         frame = json.loads(text)
@@ -265,17 +287,25 @@ class _RemoteModel:
 
 
 class Episode:
-    """One rollout in which a remote client acts as the model."""
+    """One rollout in which a remote client acts as the model.
 
-    def __init__(self, env: Environment, example: JsonMapping, seed: int, split: str, episode_id: str):
+    Args:
+        index: Position of the rollout in its group.
+    """
+
+    def __init__(self, env: Environment, example: JsonMapping, seed: int, split: str, episode_id: str, index: int = 0):
         self.state = {"episode_id": episode_id, "step_count": 0, "example_id": example["example_id"], "split": split}
         self.model = _RemoteModel()
         self.done = False
-        self._num_seen = 0
-        self._task = asyncio.create_task(self._run(env, dict(example), seed))
+        self._is_text = False
+        # The conversation as the client has it: messages, or in completion mode a text.
+        self._messages: list[MessageDict] = []
+        self._text = ""
+        self._task = asyncio.create_task(self._run(env, dict(example), seed, index))
 
-    async def _run(self, env: Environment, example: Row, seed: int) -> None:
-        async for record in run_groups(env, self.model, plan([example], 1, seed), max_concurrent=1):
+    async def _run(self, env: Environment, example: Row, seed: int, index: int) -> None:
+        job = Job(example, example_key(example), index, seed)
+        async for record in run_groups(env, self.model, [[job]], max_concurrent=1):
             self.model.events.put_nowait(record)
 
     async def observe(self) -> JsonObject:
@@ -288,10 +318,8 @@ class Episode:
             self._task.result()
         event = await waiting
         if isinstance(event, Request):
-            messages = event.messages if event.text is None else [{"role": "user", "content": event.text}]
-            new = messages[self._num_seen :]
-            self._num_seen = len(messages) + 1  # the client knows its own next message
-            return _observation(new, event.tools, 0.0, False)
+            self._is_text = event.text is not None
+            return _observation(self._new_messages(event.messages), event.tools, 0.0, False)
         self.done = True
         scores, error = event.scores, event.error
         metadata: JsonObject = {"stop_condition": event.stop_condition, "is_truncated": event.is_truncated}
@@ -299,7 +327,7 @@ class Episode:
             metadata |= {"rewards": scores.rewards, "metrics": scores.metrics}
         if error is not None:
             metadata["error"] = {"phase": error.phase, "type": error.type, "message": error.message}
-        new = [*event.prompt, *event.completion][self._num_seen :]
+        new = self._new_messages([*event.prompt, *event.completion])
         return _observation(new, None, None if scores is None else scores.reward, True, metadata)
 
     async def act(self, action: JsonMapping) -> JsonObject:
@@ -308,8 +336,28 @@ class Episode:
             raise RefusedError("the episode has ended; send reset to begin another one", "EXECUTION_ERROR")
         message = _message(action)
         self.state["step_count"] += 1
+        self._messages += text_messages([message])
+        self._text += text_of(message)
         self.model.actions.put_nowait(message)
         return await self.observe()
+
+    def _new_messages(self, messages: Sequence[MessageDict]) -> list[MessageDict]:
+        """Return the messages that the client does not have: all of them if it has another conversation."""
+        if self._is_text:
+            text = "".join(map(text_of, messages))
+            new_text = text[self._num_sent(text, self._text) :]
+            self._text = text
+            return [UserMessage(new_text)] if new_text else []
+        conversation = text_messages(messages)
+        new = list(messages[self._num_sent(conversation, self._messages) :])
+        self._messages = conversation
+        return new
+
+    def _num_sent(self, conversation: Sequence[object], sent: Sequence[object]) -> int:
+        """Return how many messages, or characters, of a conversation the client has."""
+        # The record of a rollout that ended at its time limit does not have a reply that came too late.
+        length = min(len(conversation), len(sent)) if self.done else len(sent)
+        return length if conversation[:length] == sent[:length] else 0
 
     async def close(self) -> None:
         """Cancel the rollout."""

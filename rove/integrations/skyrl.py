@@ -5,9 +5,10 @@ SkyRL samples the tokens, and rove runs the environment: its turns, opponents, l
 
 from __future__ import annotations
 
-import functools
 import json
+from collections import defaultdict
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 from skyrl_gym.envs.base_text_env import (  # pyright: ignore[reportMissingImports]
@@ -16,12 +17,12 @@ from skyrl_gym.envs.base_text_env import (  # pyright: ignore[reportMissingImpor
 )
 
 from rove.core.errors import ConfigError
-from rove.core.messages import AssistantMessage, text_of
+from rove.core.messages import AssistantMessage
 from rove.core.plain import JsonMapping, MessageDict, Row
 from rove.core.protocols import Request, Response
 from rove.envs.environment import Environment
-from rove.envs.loading import load_environment
-from rove.integrations.stepwise import StepwiseRollout, check_stepwise
+from rove.integrations import text_messages
+from rove.integrations.stepwise import StepwiseRollout, check_stepwise, load_once
 from rove.integrations.trl import NOT_SUPPORTED
 from rove.rollouts.run_rollouts import run_rollouts
 from rove.train.sequences import total_reward
@@ -39,7 +40,12 @@ def register() -> None:
 
 
 def rows_for_skyrl(
-    env: str, env_args: JsonMapping | None = None, num_examples: int = -1, train: bool = True
+    env: str,
+    env_args: JsonMapping | None = None,
+    num_examples: int = -1,
+    train: bool = True,
+    limits: Mapping[str, float] | None = None,
+    seed: int = 0,
 ) -> list[Row]:
     """Return rows for the files in SkyRL's `data.train_data` and `data.val_data`, such as one JSON object per line.
 
@@ -48,14 +54,16 @@ def rows_for_skyrl(
         env_args: Arguments of `load_environment`.
         num_examples: Maximum number of rows; -1 = all.
         train: Whether to return training rows; otherwise, evaluation rows.
+        limits: Limits of a rollout; see `rove.Limits`.
+        seed: Seed of the environment's random choices.
     """
-    loaded = _load(env, json.dumps(dict(env_args or {}), sort_keys=True))
+    # SkyRL's configuration has no settings for environments that it does not know, so the rows contain them.
+    settings = {"env": env, "env_args": env_args or {}, "limits": limits or {}, "seed": seed}
     rows: list[Row] = []
-    for row in loaded.examples(num_examples, train):
-        prompt = [{"role": message["role"], "content": text_of(message)} for message in row["prompt"]]
+    for row in _load(env, env_args or {}).examples(num_examples, train):
         # The column is a text, because columns of Parquet files have one type for all rows.
-        source = json.dumps({"env": env, "env_args": env_args or {}, "row": row})
-        rows.append({"prompt": prompt, "env_class": ENV_CLASS, "rove": source})
+        source = json.dumps({**settings, "row": row})
+        rows.append({"prompt": text_messages(row["prompt"]), "env_class": ENV_CLASS, "rove": source})
     return rows
 
 
@@ -66,8 +74,7 @@ class RoveTextEnv(BaseTextEnv):
     `RolloutError`: it never has a reward of 0.
 
     Args:
-        env_config: Settings of the environment, `skyrl_gym.rove` in SkyRL's configuration: `limits`, see `rove.Limits`, and
-            `seed`.
+        env_config: Not used: the settings are in the row.
         extras: Columns of the row. SkyRL adds `max_turns`, which does not apply: the environment has its own.
     """
 
@@ -80,10 +87,9 @@ class RoveTextEnv(BaseTextEnv):
                 "file in data.train_data"
             )
         self.source = source
-        settings = json.loads(source)
-        self.env = _load(settings["env"], json.dumps(settings["env_args"], sort_keys=True))
-        self.row: Row = settings["row"]
-        self.config = dict(env_config or {})
+        self.settings = json.loads(source)
+        self.env = _load(self.settings["env"], self.settings["env_args"])
+        self.row: Row = self.settings["row"]
         self._rollout: StepwiseRollout[Request, Response] = StepwiseRollout()
         self._messages: list[MessageDict] = []
 
@@ -93,10 +99,17 @@ class RoveTextEnv(BaseTextEnv):
 
     async def _start(self) -> list[MessageDict]:
         client = _SteppedClient(self._rollout)
-        options = {name: self.config[name] for name in ("limits", "seed") if name in self.config}
-        # The members of a group have the same row, and each needs another seed.
-        index = _next_member(self.source)
-        self._rollout.start(run_rollouts(self.env, [self.row], client, first_index=index, max_concurrent=1, **options))
+        self._rollout.start(
+            run_rollouts(
+                self.env,
+                [self.row],
+                client,
+                first_index=next(_rollout_indices[self.source]),
+                max_concurrent=1,
+                limits=self.settings["limits"],
+                seed=self.settings["seed"],
+            )
+        )
         request = await self._rollout.next_request()
         if request is None:
             raise ConfigError(f"the rollout of row {self.row['example_id']} ended before its first turn")
@@ -120,14 +133,14 @@ class RoveTextEnv(BaseTextEnv):
 
     def _new_messages(self, request: Request) -> list[MessageDict]:
         """Return the messages since the last turn."""
-        messages = [{"role": message["role"], "content": text_of(message)} for message in request.messages]
-        count = len(self._messages)
-        if messages[:count] != self._messages:
+        messages = text_messages(request.messages)
+        num_sent = len(self._messages)
+        if messages[:num_sent] != self._messages:
             raise ConfigError(
                 "the environment changed earlier messages, but SkyRL's generator only appends messages; use another trainer"
             )
         self._messages = messages
-        return messages[count:]
+        return messages[num_sent:]
 
     def get_metrics(self) -> dict[str, Any]:
         """Return the rewards and metrics of the rubric's functions; {} before the end."""
@@ -157,14 +170,13 @@ class _SteppedClient:
         """Do nothing: there are no resources."""
 
 
-@functools.cache
-def _load(name: str, env_args: str) -> Environment:
+def _load(name: str, env_args: JsonMapping) -> Environment:
     """Return the environment, loaded once per process.
 
     Raises:
         ConfigError: SkyRL's generator cannot run the environment.
     """
-    env = load_environment(name, **json.loads(env_args))
+    env = load_once(name, env_args)
     check_stepwise(env, name, "SkyRL", NOT_SUPPORTED)
     if env.message_type == "completion":
         raise ConfigError(f"'{name}' has message_type 'completion'; expected an environment with chat messages")
@@ -175,11 +187,5 @@ def _load(name: str, env_args: str) -> Environment:
     return env
 
 
-_members: dict[str, int] = {}
-"""Row → the number of its rollouts that have started in this process."""
-
-
-def _next_member(source: str) -> int:
-    number = _members.get(source, 0)
-    _members[source] = number + 1
-    return number
+_rollout_indices: defaultdict[str, count[int]] = defaultdict(count)
+"""Positions of the rollouts of each row in its group: each needs another seed."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import functools
+import json
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, OverlongPromptError
+from rove.core.plain import JsonMapping
 from rove.core.protocols import SamplingParams
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
+from rove.envs.loading import load_environment
 from rove.integrations.verifiers_export import group_rewards_of
 from rove.rollouts.groups import RolloutError
 
@@ -86,6 +90,50 @@ class StepwiseRollout(Generic[RequestT, ReplyT]):
             self._task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await self._task
+
+
+class LibraryEngine:
+    """Base of inference engines whose model belongs to another library."""
+
+    context: int
+    """Maximum tokens of prompt and completion."""
+
+    def remaining_context(self, prompt_ids: Sequence[int]) -> int:
+        """Return the maximum number of tokens that can follow a prompt.
+
+        Raises:
+            OverlongPromptError: There is no room for a token.
+        """
+        remaining = self.context - len(prompt_ids)
+        if remaining < 1:
+            raise OverlongPromptError(f"the prompt has {len(prompt_ids)} tokens; the context is {self.context} tokens")
+        return remaining
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the loaded adapters: none."""
+        return []
+
+    def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+        """Refuse: the library computes log-probabilities in its own training step."""
+        raise ConfigError("the engine of another library does not score tokens")
+
+    def update_weights(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
+        """Ignore the weights: the library updates its own."""
+
+    def release(self) -> None:
+        """Keep the caches, which belong to the library."""
+
+
+def load_once(name: str, env_args: JsonMapping) -> Environment:
+    """Return an environment, loaded once per process, since libraries ask for it in every rollout."""
+    # As a text, because the arguments of a cached function must be hashable.
+    return _load(name, json.dumps(env_args, sort_keys=True))
+
+
+@functools.cache
+def _load(name: str, env_args: str) -> Environment:
+    return load_environment(name, **json.loads(env_args))
 
 
 def check_stepwise(env: Environment, name: str, library: str, unsupported: Sequence[str]) -> None:

@@ -6,11 +6,9 @@ The cookbook samples the tokens, and rove runs the environment: its turns, tools
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import chz  # pyright: ignore[reportMissingImports]
 import tinker  # pyright: ignore[reportMissingImports]
@@ -34,8 +32,7 @@ from rove.core.protocols import Generation, OnToken, SamplingParams
 from rove.core.records import PROMPT_TOO_LONG, RolloutRecord
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
-from rove.envs.loading import load_environment
-from rove.integrations.stepwise import StepwiseRollout, check_stepwise
+from rove.integrations.stepwise import LibraryEngine, StepwiseRollout, check_stepwise, load_once
 from rove.integrations.trl import NOT_SUPPORTED
 from rove.rendering.renderer import Renderer
 from rove.rollouts.run_rollouts import run_rollouts
@@ -78,21 +75,20 @@ class RoveSource:
         Raises:
             ConfigError: The cookbook cannot run the environment, or the tokenizer has no chat template.
         """
-        # As a text, because the arguments of a cached function must be hashable.
-        return _load(self.env, json.dumps(self.env_args, sort_keys=True), self.model)
+        env = load_once(self.env, self.env_args)
+        check_stepwise(env, self.env, "tinker-cookbook", NOT_SUPPORTED)
+        return env, _renderer(self.model)
 
 
 @functools.cache
-def _load(name: str, env_args: str, model: str) -> tuple[Environment, Renderer]:
-    env = load_environment(name, **json.loads(env_args))
-    check_stepwise(env, name, "tinker-cookbook", NOT_SUPPORTED)
+def _renderer(model: str) -> Renderer:
     tokenizer = get_tokenizer(model)
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
             f"the tokenizer of '{model}' has no chat template, which rove needs to render messages; use a model of "
             "Hugging Face that has one"
         )
-    return env, Renderer(tokenizer)
+    return Renderer(tokenizer)
 
 
 class RoveEnv(Env):
@@ -172,7 +168,7 @@ class RoveEnv(Env):
         await self._rollout.close()
 
 
-class _SteppedEngine:
+class _SteppedEngine(LibraryEngine):
     """An inference engine whose tokens are the actions of the cookbook."""
 
     def __init__(self, rollout: StepwiseRollout[list[int], Generation], context: int):
@@ -180,7 +176,6 @@ class _SteppedEngine:
         self.context = context
         self.max_batch = 1
         self.policy_version = 0
-        self.adapters: list[str] = []
 
     async def generate(
         self,
@@ -191,17 +186,8 @@ class _SteppedEngine:
         adapter: str | None = None,
     ) -> Generation:
         """Return the tokens that the cookbook samples for a prompt."""
+        self.remaining_context(prompt_ids)  # a longer prompt ends the rollout
         return await self.rollout.ask(list(prompt_ids))
-
-    def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """Refuse: the cookbook has the model."""
-        raise ConfigError("an environment of tinker-cookbook does not score tokens")
-
-    def update_weights(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
-        """Ignore the weights: the cookbook has the model."""
-
-    def release(self) -> None:
-        """Release no caches, because there are none."""
 
 
 @dataclass

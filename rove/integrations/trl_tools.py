@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from rove.core.errors import ConfigError
 from rove.core.messages import text_of
-from rove.core.plain import JsonMapping, JsonObject, ToolDefinition
+from rove.core.plain import JsonMapping, JsonObject, Row, ToolDefinition
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
-from rove.integrations import require_library
+from rove.envs.mcp import MCPEnv
+from rove.integrations import require_library, text_messages
 from rove.integrations.open_env_server import Episode
 from rove.utils.event_loop import run_in_background
 
@@ -62,6 +65,10 @@ class ToolEnvironments:
         self.env: Environment = load_environment(env, **arguments) if isinstance(env, str) else env
         self.name = self.env.env_id or type(self.env).__name__
         tools: list[ToolDefinition] = getattr(self.env, "tool_defs", [])
+        if isinstance(self.env, MCPEnv):
+            # Only running servers list their tools. They run in the event loop in which the rollouts will.
+            run_in_background(self.env.connect())
+            tools = self.env.tool_defs
         if not tools:
             raise ConfigError(f"'{self.name}' has no tools, which TRL's environment_factory needs; use Rollouts")
         if self.env.scoring_rubric.has_group_rewards:
@@ -74,6 +81,7 @@ class ToolEnvironments:
                     f"'{self.name}' has the tool '{name}', which cannot be a method of TRL's environments; rename it, or use "
                     "Rollouts"
                 )
+        self._rollout_indices: defaultdict[int, count[int]] = defaultdict(count)
         self._type = type(self.name, (_ToolEnvironment,), methods)
 
     @property
@@ -84,9 +92,12 @@ class ToolEnvironments:
 
         rows: list[dict[str, object]] = []
         for position, row in enumerate(self.rows):
-            prompt = [{"role": message["role"], "content": text_of(message)} for message in row["prompt"]]
-            rows.append({"prompt": prompt, "rove_row": position})
+            rows.append({"prompt": text_messages(row["prompt"]), "rove_row": position})
         return Dataset.from_list(rows)
+
+    def next_index(self, position: int) -> int:
+        """Return the position of the next rollout of a row in its group: each needs another seed."""
+        return next(self._rollout_indices[position])
 
     def __call__(self) -> _ToolEnvironment:
         """Return an environment, as TRL's trainer requests it."""
@@ -100,19 +111,36 @@ class _ToolEnvironment:
         self._owner = owner
         self._episode: Episode | None = None
         self._last: JsonObject = {}
-        self._num_rollouts = 0
 
-    def reset(self, rove_row: int, **columns: object) -> None:
-        """Begin a rollout of a row."""
-        run_in_background(self._begin(rove_row))
+    def reset(self, rove_row: int, **columns: object) -> str | None:
+        """Begin a rollout of a row; return the text that the environment adds to its prompt, which TRL adds too."""
+        row = self._owner.rows[rove_row]
+        index = self._owner.next_index(rove_row)
+        run_in_background(self._begin(row, index))
+        # A rollout that failed before its first turn has no prompt; `get_reward` returns None.
+        return None if self._last["done"] else self._added_text(row)
 
-    async def _begin(self, position: int) -> None:
+    async def _begin(self, row: Row, index: int) -> None:
         if self._episode is not None:
             await self._episode.close()
-        self._num_rollouts += 1
-        row = self._owner.rows[position]
-        self._episode = Episode(self._owner.env, row, self._num_rollouts, "train", f"{position}-{self._num_rollouts}")
+        self._episode = Episode(self._owner.env, row, 0, "train", f"{row['example_id']}-{index}", index)
         self._last = await self._episode.observe()
+
+    def _added_text(self, row: Row) -> str | None:
+        """Return the text at the end of the first prompt that the row does not have.
+
+        Raises:
+            ConfigError: The environment has changed the prompt in another way.
+        """
+        *leading, last = text_messages(row["prompt"])
+        *first_leading, first_last = text_messages(self._last["observation"]["messages"])
+        is_extended = first_last["role"] == last["role"] and first_last["content"].startswith(last["content"])
+        if first_leading != leading or not is_extended:
+            raise ConfigError(
+                f"'{self._owner.name}' replaces the prompt of its rows when a rollout begins, but TRL can only add text to its "
+                "last message; use Rollouts"
+            )
+        return first_last["content"][len(last["content"]) :] or None
 
     def _call(self, name: str, arguments: JsonMapping) -> str:
         """Call a tool as the model, and return its result."""

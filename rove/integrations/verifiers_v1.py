@@ -8,11 +8,11 @@ which records the messages and, in training, the tokens.
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
+from itertools import count
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -24,11 +24,11 @@ from verifiers.v1.dialects.chat import parse_message  # pyright: ignore[reportMi
 from rove.clients.openai import OpenAIClient
 from rove.core.errors import ConfigError, Error, InfraError, LimitReachedError
 from rove.core.messages import SystemMessage, text_of
-from rove.core.plain import JsonObject, Row
+from rove.core.plain import JsonMapping, JsonObject, Row
 from rove.core.protocols import Client, Limits, Request, Response
 from rove.core.records import ErrorInfo, RolloutRecord
 from rove.envs.environment import Environment
-from rove.envs.loading import load_environment
+from rove.integrations.stepwise import load_once
 from rove.integrations.verifiers_export import check_exportable, group_rewards_of
 from rove.rollouts.run_rollouts import run_rollouts
 from rove.rollouts.runner import plan
@@ -133,8 +133,7 @@ class RoveTaskset(vf.Taskset[RoveTask, RoveTasksetConfig]):
         name = self.config.environment or self.environment
         if not name:
             raise ConfigError("this taskset has no environment: set --env.taskset.environment NAME")
-        # As a text, because the arguments of a cached function must be hashable.
-        return _loaded(name, json.dumps(self.config.args, sort_keys=True))
+        return _load(name, self.config.args)
 
     @property
     def bounded(self) -> bool:
@@ -196,18 +195,18 @@ class RoveHarness(vf.Harness[vf.HarnessConfig]):
     async def _run(
         self, ctx: vf.ModelContext, model: _InterceptedModel, data: RoveTaskData, limits: Limits
     ) -> RolloutRecord:
-        arguments = json.dumps(data.environment_args, sort_keys=True)
         roles = _RoleClients(ctx, model, data.model_roles)
+        row = (data.environment, json.dumps(data.environment_args, sort_keys=True), data.example_key)
         try:
             [record] = await run_rollouts(
-                _loaded(data.environment, arguments),
+                _load(data.environment, data.environment_args),
                 [_row(data)],
                 model,
                 ctx.model,
                 model_roles=roles,
                 limits=limits,
                 seed=data.seed,
-                first_index=_next_index(data.environment, arguments, data.example_key),
+                first_index=next(_rollout_indices[row]),
             )
         finally:
             await model.close()
@@ -337,22 +336,14 @@ class _RoleClient:
         await self.client.close()
 
 
-@functools.cache
-def _loaded(name: str, arguments: str) -> Environment:
-    env = load_environment(name, **json.loads(arguments))
+def _load(name: str, env_args: JsonMapping) -> Environment:
+    env = load_once(name, env_args)
     check_exportable(name, group_rewards_of(env), env.message_type)
     return env
 
 
-_num_rollouts: Counter[tuple[str, str, str]] = Counter()
-"""Number of started rollouts of each row in this process."""
-
-
-def _next_index(name: str, arguments: str, example_key: str) -> int:
-    """Return the position of the next rollout of a row in its group, so that repeated rollouts have different seeds."""
-    key = (name, arguments, example_key)
-    _num_rollouts[key] += 1
-    return _num_rollouts[key] - 1
+_rollout_indices: defaultdict[tuple[str, str, str], count[int]] = defaultdict(count)
+"""Positions of the rollouts of each row in its group: each needs another seed."""
 
 
 def _split_prompt(example: Row) -> tuple[str | None, Any]:

@@ -114,6 +114,18 @@ def test_returns_are_scaled_and_clipped() -> None:
     assert {record.reward for record in sample(walk(Payer), "left")} == {-30.0}
 
 
+def test_an_episode_that_has_not_ended_earns_nothing_if_rewards_can_be_negative() -> None:
+    class Costly(Walk):
+        def step(self, action: int) -> tuple[int, float, bool, bool, dict]:
+            return 0, -1.0, False, False, {}
+
+    env = walk(Costly, reward_range=(-10.0, 0.0), max_episode_steps=5)
+    assert {record.reward for record in sample(env, "left")} == {0.5}  # the limit of steps is its end
+    for answer, limits in (("I am not sure", {}), ("left", {"max_turns": 2})):
+        records = env.generate_sync(says(answer), limits=limits)
+        assert {record.scores.rewards["episode_return"] for record in records if record.scores} == {0.0}
+
+
 def test_steps_are_limited_by_max_episode_steps_or_to_100() -> None:
     [record, *_] = sample(walk(make_endless_walk(), max_episode_steps=3), "left")
     assert (record.stop_condition, len(record.steps)) == ("max_turns_reached", 3)
@@ -254,6 +266,23 @@ def test_text_games_run_with_a_random_policy(name: str, message: str) -> None:
     assert [record.error for record in records] == [None] * 10
     assert all(message in record.prompt[-1]["content"] and "\x1b" not in str(record.completion) for record in records)
     assert all(0.0 <= (record.reward or 0.0) <= 1.0 for record in records)
+
+
+@gymnasium
+@pytest.mark.parametrize("name", ["CliffWalking-v1", "Taxi-v4", "Blackjack-v1"])
+def test_text_games_pay_nothing_for_answers_without_an_action(name: str) -> None:
+    records = vf.GymEnv(name, num_eval_episodes=2).generate_sync(says("I am not sure"), limits={"max_turns": 20})
+    assert [record.scores.rewards["episode_return"] for record in records if record.scores] == [0.0, 0.0]
+
+
+@gymnasium
+def test_cliff_walking_that_is_cut_off_earns_nothing() -> None:
+    for env in (
+        vf.GymEnv("CliffWalking-v1", num_eval_episodes=1, max_episode_steps=13),
+        vf.GymEnv("CliffWalking-v1", {"max_episode_steps": 13}, num_eval_episodes=1),
+    ):
+        [record] = sample(env, "left")
+        assert (record.reward, len(record.steps)) == (0.0, 13)
 
 
 @gymnasium

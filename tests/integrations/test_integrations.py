@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import importlib.util
 import io
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -35,6 +37,16 @@ def test_a_missing_library_is_reported(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == module else find(name))
     with pytest.raises(ConfigError, match=rf"pip install 'rove\[{extra}\]'"):
         make()
+
+
+def test_a_release_of_art_without_exchanges_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "art", ModuleType("art"))
+    monkeypatch.setitem(sys.modules, "art.trajectories", ModuleType("art.trajectories"))
+    monkeypatch.delitem(sys.modules, "rove.integrations.art", raising=False)
+    with pytest.raises(
+        ConfigError, match=r"openpipe-art 0.5.23 or later, which needs Python 3.12 or later: pip install"
+    ):
+        importlib.import_module("rove.integrations.art")
 
 
 def test_checking_for_a_library_does_not_import_it(monkeypatch: pytest.MonkeyPatch) -> None:

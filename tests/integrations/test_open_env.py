@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -25,8 +26,10 @@ from toys import Quiz, Talk, says
 import rove as vf
 from rove.core.errors import WorkerError
 from rove.integrations.environments.open_env import OpenEnvEnv, RefusedError, Session, _Server, show_fields
-from rove.integrations.open_env_server import OpenEnvServer, RestEpisodes, SessionLimit, _read_frame
+from rove.integrations.open_env_server import Episode, OpenEnvServer, RestEpisodes, SessionLimit, _parse_frame
 from rove.server.listen import base_url_of, listening
+from rove.server.proxy import Access
+from tests.envs.test_agent import open_sdk, send
 from tests.envs.test_tool import call, calls
 
 openenv = needs_library("openenv", "openenv")
@@ -261,7 +264,7 @@ def test_an_action_that_is_nested_too_deeply_is_invalid() -> None:
 @pytest.mark.parametrize("text", ["[]", "3", '{"type": 3}', '{"type": "step", "data": [1]}', "{", 9_000 * "["])
 def test_a_message_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(RefusedError):
-        _read_frame(text)
+        _parse_frame(text)
 
 
 def test_a_missing_server_is_reported() -> None:
@@ -381,6 +384,91 @@ def test_a_failed_rollout_has_an_error_and_no_reward() -> None:
     result = asyncio.run(with_sessions(Broken(), go))
     assert (result["done"], result["reward"]) == (True, None)
     assert result["metadata"]["error"] == {"phase": "env_response", "type": "RuntimeError", "message": "no more words"}
+
+
+def test_a_session_survives_a_slow_step_of_a_client_that_sends_pings() -> None:
+    class Slow(Talk):
+        async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
+            await asyncio.sleep(0.6)
+            return "go on"
+
+    async def go() -> str:
+        async with (
+            serving(OpenEnvServer(Slow(), "slow").app()) as url,
+            aiohttp.ClientSession() as http,
+            # The client closes the connection 0.1 s after a ping without an answer.
+            http.ws_connect(f"{url}/ws", heartbeat=0.2) as socket,
+        ):
+            for frame in ({"type": "reset"}, {"type": "step", "data": {"message": "a"}}):
+                await socket.send_json(frame)
+                reply = await socket.receive_json(timeout=9)
+            return reply["data"]["observation"]["text"]
+
+    assert asyncio.run(go()) == "go on"
+
+
+def test_a_step_after_a_refused_reset_is_refused() -> None:
+    async def go(connect: Callable[[], Session]) -> dict[str, Any]:
+        session = connect()
+        await session.reset(9, 9)
+        with pytest.raises(RefusedError, match="index is 99"):
+            await session.reset(9, 9, index=99)
+        with pytest.raises(RefusedError, match="there is no episode; send reset first"):
+            await session.step({"message": "a"}, 9)
+        return await session.reset(9, 9)
+
+    assert asyncio.run(with_sessions(Talk(), go))["done"] is False
+
+
+async def texts_of_episode(env: vf.Environment, replies: int) -> list[str]:
+    episode = Episode(env, env.get_dataset(1)[0], 0, "train", "one")
+    results = [await episode.observe()]
+    for _ in range(replies):
+        results.append(await episode.act({"message": " reply"}))
+    await episode.close()
+    return [result["observation"]["text"] for result in results]
+
+
+async def test_observations_in_completion_mode_are_the_new_text() -> None:
+    class Story(vf.MultiTurnEnv):
+        async def env_response(self, messages: Any, state: vf.State, **kwargs: Any) -> str:
+            return f" part {len(state['trajectory'])}"
+
+    env = Story(dataset=[{"prompt": "Once"}], message_type="completion", max_turns=3)
+    assert await texts_of_episode(env, 3) == ["Once", " part 1", " part 2", " part 3"]
+
+
+async def test_observations_of_another_conversation_are_complete() -> None:
+    async def two_conversations(access: Access, state: vf.State) -> str:
+        async with open_sdk(access) as sdk:
+            await send(sdk, [{"role": "user", "content": "first"}])
+            return await send(sdk, [{"role": "user", "content": "second"}])
+
+    class Forgetful(vf.MultiTurnEnv):
+        async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
+            messages[0]["content"] = "changed"
+            return "go on"
+
+    data = [{"question": "q"}]
+    assert await texts_of_episode(vf.AgentEnv(two_conversations, dataset=data), 1) == ["first", "second"]
+    assert await texts_of_episode(Forgetful(dataset=data, max_turns=3), 1) == ["q", "changed\n\ngo on"]
+
+
+def test_rows_beyond_the_first_1000_are_served_if_their_number_is_known() -> None:
+    counted, endless = Quiz(count=1005), Quiz(dataset=({"question": str(i), "answer": ""} for i in itertools.count()))
+    assert len(OpenEnvServer(counted, "quiz")._rows_of("train")) == 1005
+    assert len(OpenEnvServer(endless, "quiz")._rows_of("train")) == 1000
+
+
+def test_episodes_without_seed_and_index_differ() -> None:
+    async def go(connect: Callable[[], Session]) -> list[str]:
+        session = connect()
+        unnamed = [await session.reset(9, 9) for _ in range(5)]
+        named = [await session.reset(9, 9, seed=3) for _ in range(2)]
+        return [result["observation"]["text"] for result in (*unnamed, *named)]
+
+    *unnamed, first, second = asyncio.run(with_sessions(Quiz(count=500), go))
+    assert len(set(unnamed)) > 1 and first == second
 
 
 async def call_rest(server: OpenEnvServer, use: Callable[[Callable[..., Awaitable[Any]]], Awaitable[Any]]) -> Any:

@@ -155,7 +155,7 @@ def test_the_generator_of_skyrl_runs_the_environments(name: str, monkeypatch: py
     # Other tests have run rollouts of these rows, and the first one has the seeds of `rove eval`.
     from rove.integrations import skyrl
 
-    skyrl._members.clear()
+    skyrl._rollout_indices.clear()
     output = asyncio.run(generator.generate(batch, disable_tqdm=True))
     rewards = [sum(reward) if isinstance(reward, list) else reward for reward in output["rewards"]]
     assert rewards == [record.reward for record in records]
@@ -181,6 +181,20 @@ def test_failures_and_refusals(tmp_path: Path) -> None:
         skyrl_gym.make("rove", extras={})
     with pytest.raises(ConfigError, match="has tools, but SkyRL's generator passes only texts"):
         rows_for_skyrl(str(file), {"kind": "tools"})
+
+
+def test_limits_and_seed_are_in_the_rows() -> None:
+    [row] = rows_for_skyrl("tictactoe", {"num_examples": 1}, num_examples=1, limits={"max_turns": 1}, seed=3)
+    seeds: set[int] = set()
+    for _ in range(2):  # members of a group have the same row
+        env = skyrl_gym.make("rove", extras=row)
+        env.init(row["prompt"])
+        assert env.step("<move>4</move>")["done"]
+        record = env._rollout.record
+        assert record.stop_condition == "max_turns_reached"
+        seeds.add(record.seed)
+    [plain] = rows_for_skyrl("tictactoe", {"num_examples": 1}, num_examples=1)
+    assert len(seeds) == 2 and plain["rove"] != row["rove"]
 
 
 def gsm8k_rows(count: int) -> list[dict[str, Any]]:

@@ -242,6 +242,20 @@ def test_rollouts_that_reach_a_limit_of_the_cookbook_are_scored(odd: str, tokeni
     asyncio.run(run())
 
 
+def test_a_prompt_without_room_in_the_context_ends_the_rollout(odd: str, tokenizer: str) -> None:
+    async def first_observation(max_context: int) -> Any:
+        source = RoveSource(odd, tokenizer, max_context=max_context)
+        env = RoveEnv(source, source.load()[0].get_dataset()[0])
+        try:
+            return await env.initial_observation()
+        finally:
+            await env.close()
+
+    prompt, _ = asyncio.run(first_observation(1000))
+    overflow = asyncio.run(first_observation(prompt.length))
+    assert overflow.metrics["stop/context_overflow"] == 1.0
+
+
 def test_what_the_cookbook_cannot_run_is_refused(odd: str, tokenizer: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has group rewards \(relative\), but tinker-cookbook gets the reward"):
         RoveSource(odd, tokenizer, {"group": True}).load()

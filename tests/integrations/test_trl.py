@@ -12,23 +12,27 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import mcp_server
 import msgspec
 import pytest
 import torch
-from fakes import record_of
+from fakes import record_of, tiny_model
 from toys import Quiz, right, rows, says
 
 import rove as vf
 from rove.core.errors import ConfigError
 from rove.core.messages import text_of
 from rove.core.records import StepTokens
+from rove.core.state import bookkeeping
 from rove.integrations.trl import Rollouts, _remove_nan, rubric_from_trl
 from rove.integrations.trl_tools import ToolEnvironments
 from rove.models.from_scratch import train_tokenizer
 from rove.models.load import load_model
 from rove.stages.reporter import SilentReporter
+from rove.utils.event_loop import run_in_background
 
 needs_trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed")
 ROOT = Path(__file__).parents[2]
@@ -196,6 +200,10 @@ async def short(completions: list[Any], log_metric: Any) -> list[float | None]:
     return [None if len(completion[0]["content"]) > 1 else 0.5 for completion in completions]
 
 
+def shorter(completions: list[Any]) -> list[float | None]:
+    return [None] * len(completions)
+
+
 def test_reward_functions_of_trl_become_a_rubric() -> None:
     data = [{**row, "solution": row["answer"]} for row in rows(2)]
     env = vf.SingleTurnEnv(dataset=data, rubric=rubric_from_trl([accuracy, short], [2.0, 1.0]))
@@ -210,6 +218,9 @@ def test_reward_functions_of_trl_become_a_rubric() -> None:
     assert long.scores is not None and long.scores.rewards == {"accuracy": 0.0, "short": 0.0}
     [failed, _] = vf.SingleTurnEnv(dataset=data, rubric=rubric_from_trl(short)).generate_sync(says("long"))
     assert failed.reward is None and failed.error is not None and "returned None" in failed.error.message
+    rubric = rubric_from_trl([short, shorter])
+    [failed, _] = vf.SingleTurnEnv(dataset=data, rubric=rubric).generate_sync(says("long"))
+    assert failed.reward is None and failed.error is not None and "returned None" in failed.error.message
     assert rubric_from_trl(accuracy).identity != rubric_from_trl(short).identity
     with pytest.raises(ConfigError, match="1 weights for 2 reward functions"):
         rubric_from_trl([accuracy, short], [1.0])
@@ -222,6 +233,88 @@ def test_what_trl_cannot_do_is_refused() -> None:
         Rollouts(vf.SingleTurnEnv(dataset=[{"prompt": "a"}], message_type="completion"))
     with pytest.raises(ConfigError, match="is not a row of this environment"):
         Rollouts(Quiz(1))._position([{"role": "user", "content": "?"}])
+
+
+def trainer_double(generate: Any, **settings: Any) -> Any:
+    """Return an object with the attributes of a `GRPOTrainer` that `Rollouts` uses, and with another generation."""
+    loaded = tiny_model()
+    vllm = SimpleNamespace(llm_engine=SimpleNamespace(model_config=SimpleNamespace(max_model_len=64)))
+    server = SimpleNamespace(get_server_info=lambda: {"model_config": {"max_model_len": 48}})
+    attributes: dict[str, Any] = {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_generation": SimpleNamespace(llm=vllm, vllm_client=server),
+        "accelerator": SimpleNamespace(num_processes=1, unwrap_model=lambda model: model),
+        "_dist": SimpleNamespace(is_fsdp=False, is_zero3=False),
+        "model": loaded.model,
+        "processing_class": loaded.tokenizer,
+        "eos_token_ids": [loaded.tokenizer.eos_token_id],
+        "state": SimpleNamespace(global_step=0),
+        "args": SimpleNamespace(seed=0),
+        "temperature": 1.0,
+        "max_completion_length": 8,
+        "_generate_single_turn": generate,
+        **settings,
+    }
+    return SimpleNamespace(**attributes)
+
+
+def generate_four(prompts: list[list[int]], *_: Any) -> Any:
+    return [[4]] * len(prompts), [[-0.5]] * len(prompts)
+
+
+def run_double(rollouts: Rollouts, trainer: Any) -> dict[str, Any]:
+    prompts = [[{"role": "user", "content": "", "rove_row": position}] for position in range(2)]
+    return rollouts(prompts, trainer)
+
+
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_a_prompt_that_is_too_long_for_vllm_fails_only_its_rollout(mode: str) -> None:
+    batches: list[int] = []
+
+    def generate(prompts: list[list[int]], *_: Any) -> Any:
+        batches.append(max(map(len, prompts)))
+        return generate_four(prompts)
+
+    rollouts = Rollouts(vf.SingleTurnEnv(dataset=[{"question": "hi"}, {"question": 99 * "no "}], rubric=vf.Rubric()))
+    output = run_double(rollouts, trainer_double(generate, vllm_mode=mode))
+    short, long = rollouts.records
+    assert output["env_mask"] == [[1], [0]] and len(output["prompt_ids"][1]) < 64
+    assert short.error is None and len(short.steps) == 1
+    assert long.stop_condition == "prompt_too_long" and batches[0] < 48
+
+
+def test_a_generation_that_always_fails_stops_the_run() -> None:
+    def generate(prompts: list[list[int]], *_: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    rollouts = Rollouts(Quiz(2))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run_double(rollouts, trainer_double(generate))
+    assert [record.error is None for record in rollouts.records] == [False, False]
+
+
+def test_rollouts_that_fail_before_their_first_turn_have_logprobs_with_vllm() -> None:
+    class Broken(Quiz):
+        async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
+            raise ValueError("no world")
+
+    output = run_double(Rollouts(Broken(2)), trainer_double(generate_four))
+    assert output["rove_reward"] == [None, None] and output["logprobs"] == [[0.0], [0.0]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"use_vllm": True}, "generates with vLLM in 2 processes"),
+        ({"use_vllm": False, "_dist": SimpleNamespace(is_fsdp=True, is_zero3=False)}, r"shards the model \(FSDP"),
+        ({"use_vllm": False, "_dist": SimpleNamespace(is_fsdp=False, is_zero3=True)}, r"shards the model \(FSDP"),
+    ],
+)
+def test_processes_that_generate_together_are_refused(settings: dict[str, Any], message: str) -> None:
+    accelerator = SimpleNamespace(num_processes=2, unwrap_model=lambda model: model)
+    with pytest.raises(ConfigError, match=message):
+        run_double(Rollouts(Quiz(2)), trainer_double(generate_four, accelerator=accelerator, **settings))
 
 
 def test_records_have_no_nan() -> None:
@@ -248,6 +341,50 @@ def test_tools_are_methods_that_run_a_rollout() -> None:
     assert environment.get_reward() == 0.0  # the model has said something else than a call
     with pytest.raises(ConfigError, match="has no tools, which TRL's environment_factory needs; use Rollouts"):
         ToolEnvironments(Quiz(1))
+
+
+def lookup(key: str) -> str:
+    """Return a value."""
+    return key
+
+
+def test_prompts_of_setup_state_reach_trl() -> None:
+    class Rooms(vf.ToolEnv):
+        leading: Any = ()
+
+        async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
+            state["prompt"] = [*self.leading, vf.UserMessage(text_of(state["prompt"][-1]) + " You are in a cellar.")]
+
+    env = Rooms(tools=[lookup], dataset=[{"question": "Leave."}], max_turns=3)
+    environment: Any = ToolEnvironments(env)()
+    assert environment.reset(rove_row=0) == " You are in a cellar."
+    env.leading = [vf.SystemMessage("Be brief.")]
+    with pytest.raises(ConfigError, match="replaces the prompt of its rows .* use Rollouts"):
+        environment.reset(rove_row=0)
+    environment.get_reward()
+
+
+def test_members_of_a_group_have_different_seeds_and_the_same_environment_seed() -> None:
+    seeds: list[tuple[int, int]] = []
+
+    class Seeds(vf.ToolEnv):
+        async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
+            seeds.append((bookkeeping(state).seed, bookkeeping(state).env_seed))
+
+    environments = ToolEnvironments(Seeds(tools=[lookup], dataset=rows(1)))
+    for environment in [environments() for _ in range(3)]:
+        assert environment.reset(rove_row=0) is None
+        environment.get_reward()
+    assert len({seed for seed, _ in seeds}) == 3 and len({env_seed for _, env_seed in seeds}) == 1
+
+
+def test_the_tools_of_mcp_servers_are_methods() -> None:
+    env = vf.MCPEnv(mcp_servers=[{"name": "test", "server": mcp_server.make_server}], dataset=rows(1), max_turns=2)
+    environment: Any = ToolEnvironments(env)()
+    environment.reset(rove_row=0)
+    assert environment.add(a=1, b=2) == "3"
+    assert environment.get_reward() == 0.0
+    run_in_background(env.tear_down())
 
 
 @needs_trl

@@ -43,8 +43,9 @@ class GymEnv(MultiTurnEnv):
 
     All rollouts of a group use the same seed: `reset` gets the row's. An answer without a valid action gets an error message and
     costs a turn, but no step. The reward is `episode_return` (the sum of the steps' rewards, scaled from `reward_range` to 0…1)
-    minus `invalid_penalty` × the share of turns without a valid action. Metrics: `raw_return`, `invalid_actions` (that share),
-    `episode_steps`, `terminated`. State keys: `gym_env`, `gym_done`, `gym_rewards`, `gym_info`.
+    minus `invalid_penalty` × the share of turns without a valid action. If the range begins below 0, `episode_return` is 0
+    until the episode has ended. Metrics: `raw_return`, `invalid_actions` (that share), `episode_steps`, `terminated`. State
+    keys: `gym_env`, `gym_done`, `gym_rewards`, `gym_info`.
 
         env = rove.GymEnv("FrozenLake-v1", {"is_slippery": False}, max_episode_steps=20)
 
@@ -95,6 +96,7 @@ class GymEnv(MultiTurnEnv):
         if isinstance(env_cls, str):
             require_library("gymnasium", "gym", type(self).__name__)
         game = game_of(env_cls) if isinstance(env_cls, str) else None
+        self._is_text_game = game is not None
         self.reward_range = reward_range or (game.reward_range if game else None)
         if self.reward_range is not None and not self.reward_range[0] < self.reward_range[1]:
             raise ConfigError(f"reward_range is {reward_range}; expected the least return, then the most")
@@ -192,12 +194,21 @@ class GymEnv(MultiTurnEnv):
             _close(env)
 
     def episode_return(self, state: State) -> float:
-        """Sum of the steps' rewards, scaled to `reward_range`."""
+        """Sum of the steps' rewards, scaled to `reward_range`; 0 if rewards can be negative and the episode has not ended."""
         total = raw_return(state)
         if self.reward_range is None:
             return total
         low, high = self.reward_range
+        # A return of 0 is above `low`: without steps, answers without an action would earn 0.9 in CliffWalking.
+        if low < 0 and not self._has_ended(state):
+            return 0.0
         return (min(max(total, low), high) - low) / (high - low)
+
+    def _has_ended(self, state: State) -> bool:
+        # The text games end by their rules. A limit of steps can be the regular end of another environment, such as Pendulum.
+        if self._is_text_game:
+            return state["gym_terminated"]
+        return state["gym_done"] or len(state["gym_rewards"]) >= self.max_turns
 
     def invalid_actions(self, state: State) -> float:
         """Share of turns without a valid action."""

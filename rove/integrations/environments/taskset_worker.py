@@ -77,9 +77,7 @@ def setup(
     Loaded.tasks = {True: train_tasks, False: eval_tasks}
     hooks = [*train_tasks[0].hooks("reward"), *train_tasks[0].hooks("metric")]
     return {
-        "agent": Loaded.agent,
         "model_roles": other_roles,
-        "count": {"train": len(train_tasks), "eval": len(eval_tasks)},
         "names": [hook.__name__ for hook in hooks],
         "file": sys.modules[type(Loaded.env.taskset).__module__].__file__,
         "version": __version__,

@@ -275,12 +275,19 @@ def _parts(model: Any, weights: PeftWeights) -> dict[str, LowRank]:
                 f"the adapter changes '{name}', which is not a projection of this model's layers; expected one of {listed}, in "
                 f"layers 0 to {len(model.model.layers) - 1}: is it an adapter of another model?"
             )
-    _check_targets(config.target_modules, list(pairs))
+    _check_targets(config.target_modules, list(pairs), [name for name, _ in model.named_modules()])
     return {name: _low_rank(model.get_submodule(name).weight, name, pair, config) for name, pair in pairs.items()}
 
 
-def _check_targets(targets: list[str] | str, modules: Sequence[str]) -> None:
-    """Check that the settings name exactly the modules with tensors; if not, the files are from different adapters."""
+def _check_targets(targets: list[str] | str, modules: Sequence[str], model_modules: Sequence[str]) -> None:
+    """Check that the settings name exactly the modules with tensors; if not, the files are from different adapters.
+
+    Targets that no module of the model matches are fine: with a list for several families, PEFT ignores them, too.
+
+    Args:
+        modules: Modules with tensors.
+        model_modules: All modules of the model.
+    """
 
     def matches(target: str, module: str) -> bool:
         return module == target or module.endswith(f".{target}")
@@ -291,7 +298,8 @@ def _check_targets(targets: list[str] | str, modules: Sequence[str]) -> None:
         missing = [] if modules else [targets]
     else:
         unnamed = [module for module in modules if not any(matches(target, module) for target in targets)]
-        missing = [target for target in targets if not any(matches(target, module) for module in modules)]
+        applicable = [target for target in targets if any(matches(target, module) for module in model_modules)]
+        missing = [target for target in applicable if not any(matches(target, module) for module in modules)]
     if unnamed:
         raise ConfigError(
             f"the adapter has tensors of '{unnamed[0]}', which target_modules {targets} does not name; expected {CONFIG} and "

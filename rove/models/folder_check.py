@@ -1,7 +1,7 @@
 """Check a model folder before memory is allocated for its contents, because its files may come from an untrusted source.
 
-The rule: every file that is read is a regular file of a plausible size, its JSON is an object, and the sizes in `config.json`
-agree with the tensors that the weight files contain. A folder that breaks this rule causes a `ConfigError` that
+The rule: every file that transformers reads is a regular file of a plausible size, its JSON is an object, and the sizes in
+`config.json` agree with the tensors that the weight files contain. A folder that breaks this rule causes a `ConfigError` that
 names the file.
 """
 
@@ -20,6 +20,19 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rove.core.errors import ConfigError
 from rove.core.plain import JsonMapping
 
+READ_JSON = (
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*.json",
+    "*processor*.json",
+    "chat_template*.json",
+    "*.index.json",
+)
+"""Patterns of the JSON files that transformers reads. Other files, such as a trainer's state, may hold anything."""
 MAX_JSON_BYTES = {"tokenizer.json": 200 << 20, "vocab.json": 200 << 20, "model.safetensors.index.json": 200 << 20}
 """Maximum sizes of large JSON files in bytes; for other JSON files, `MAX_OTHER_BYTES` applies."""
 MAX_OTHER_BYTES = 10 << 20
@@ -57,7 +70,8 @@ def check_folder(folder: Path, trust_remote_code: bool = False) -> None:
     for file in sorted(folder.iterdir()):
         if file.suffix in (".json", ".jinja", ".safetensors", ".txt", ".model", ".bin") and not file.is_file():
             raise ConfigError(f"{file} is not a regular file; expected a copy of the model's file: download it again")
-    documents = {file.name: read_object(file) for file in sorted(folder.glob("*.json"))}
+    read_files = set(chain.from_iterable(map(folder.glob, READ_JSON)))
+    documents = {file.name: read_object(file) for file in sorted(read_files)}
     for file in sorted(folder.glob("*.jinja")):
         _check_size(file, MAX_OTHER_BYTES)
     _check_tokens(folder / "tokenizer.json", documents.get("tokenizer.json", {}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -43,12 +43,17 @@ if TYPE_CHECKING:
 LARGE_MODEL_PARAMETERS = 50_000_000
 """Models with at least this many parameters use all threads that PyTorch would use by default, and keep fewer activations."""
 PYTORCH_THREADS = torch.get_num_threads()
-"""PyTorch's default number of threads: the physical cores, or `OMP_NUM_THREADS`."""
+"""PyTorch's default number of threads: the physical cores that this process may use, or `OMP_NUM_THREADS`."""
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a transformers model, in order; [] if none is a `GradientCheckpointingLayer`."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
     """Return the layers of a transformers model that support activation checkpointing, in order."""
-    layers: list[nn.Module] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = decoder_layers(model)
     if not layers:
         raise ConfigError(
             f"activation_checkpointing is on, but {type(model).__name__} has no layer that supports it; turn it off"
@@ -104,6 +109,11 @@ class LoadedModel(NamedTuple):
     def context(self) -> int:
         """Maximum tokens of prompt and completion."""
         return context_of(self.model)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens that have embeddings; a tokenizer may have more."""
+        return int(self.model.config.get_text_config().vocab_size)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the weights (not copies) that `save` writes, under the model's own names, with tied weights under each name."""
@@ -191,8 +201,10 @@ def load_model(
             check_folder(folder, trust_remote_code)
         # First: the settings of the template may not fit it, and reading the weights takes longer.
         tokenizer, settings = load_tokenizer(path, trust_remote_code, chat_template, args)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options)
-        prepared = prepare(model.to(chosen), tokenizer, settings)  # pyright: ignore[reportArgumentType]
+        loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, output_loading_info=True, **options)
+        model, report = loaded
+        _check_complete(path, set(report["missing_keys"]), sorted(report["unexpected_keys"]))
+        prepared = prepare(model.to(chosen), tokenizer, settings)
     except BaseException as error:  # of a damaged folder, transformers and tokenizers raise errors of all kinds
         if isinstance(error, ConfigError) or not _is_of_folder(error):
             raise
@@ -210,6 +222,31 @@ def load_model(
     return prepared._replace(
         name=digest_model(path), file_dtypes=file_dtypes(source), small_files=read_small_files(source)
     )
+
+
+def _check_complete(path: str | Path, missing: Set[str], unexpected: Sequence[str]) -> None:
+    """Check that the weight files have all weights of the model; transformers would draw missing ones at random.
+
+    Args:
+        missing: Names of weights that the model has and the files lack. Tied weights are not missing.
+        unexpected: Names of weights that the files have and the model lacks.
+    """
+    if not missing:
+        return
+    message = (
+        f"the weight files of '{path}' lack '{min(missing)}', one of {len(missing):,} missing weights of the model"
+    )
+    for name in unexpected:
+        parts = name.split(".")
+        for count in range(1, len(parts)):
+            if ".".join(parts[count:]) in missing:
+                prefix = ".".join(parts[:count]) + "."
+                raise ConfigError(
+                    f"{message}; they have '{name}' with the prefix '{prefix}', which a wrapper such as torch.compile, "
+                    "DataParallel or PEFT adds: save the model inside the wrapper, or remove the prefix from the names"
+                )
+    further = f"; they have '{unexpected[0]}', which the model lacks" if unexpected else ""
+    raise ConfigError(f"{message}{further}; expected all of them: save or download a complete model")
 
 
 def load_tokenizer(
@@ -411,11 +448,14 @@ def load_for_sampling(
 
 
 def default_threads(model: nn.Module) -> int:
-    """Return the number of PyTorch threads for a model: PyTorch's own default for large models, else half of the cores.
+    """Return the number of PyTorch threads for a model: PyTorch's own default for large models, else at most half of the cores.
 
     More threads do not help small models, and OpenMP's spinning threads stall if any other process is busy.
     """
-    return PYTORCH_THREADS if is_large(model) else max(1, (os.cpu_count() or 1) // 2)
+    if is_large(model):
+        return PYTORCH_THREADS
+    # PyTorch's default respects OMP_NUM_THREADS and the cores that this process may use; `cpu_count` does not.
+    return max(1, min(PYTORCH_THREADS, (os.cpu_count() or 1) // 2))
 
 
 def is_large(model: nn.Module) -> bool:

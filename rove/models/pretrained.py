@@ -71,9 +71,9 @@ CATALOG = {
 }
 HUB_PREFIX = "hf:"
 """Prefix of the name of a model on the Hugging Face hub."""
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "README.md"]
-"""Patterns of the files that are downloaded from the hub, including the model's card, which states the license. Subfolders hold
-the same weights in other formats."""
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py", "README.md"]
+"""Patterns of the files that are downloaded from the hub, including the model's card, which states the license, and Python files,
+which run only with --trust-remote-code. Subfolders hold the same weights in other formats."""
 
 Convert = Callable[[Path, Path], None]
 """Function that writes the model in a GGUF file (first argument) to an empty folder (second argument)."""

@@ -85,7 +85,7 @@ def can_pack(model: Any) -> bool:
 
 def count_trained_tokens(samples: Sequence[TrainingSequence]) -> int:
     """Return the number of trained tokens of the step, by which the loss is divided."""
-    return sum(sum(sequence.mask) for sequence in samples)
+    return sum(sequence.num_trained for sequence in samples)
 
 
 def micro_batches(

@@ -302,7 +302,7 @@ def weigh(rollouts: Sequence[Sequence[TrainingSequence]], aggregation: str, cons
     for number, rollout in enumerate(rollouts):
         sequences += rollout
         numbers += [number] * len(rollout)
-    counts = [sum(sequence.mask) for sequence in sequences]
+    counts = [sequence.num_trained for sequence in sequences]
     weights = token_weights(aggregation, counts, numbers, constant)
     # The trainer divides by the tokens of the step, so the weights are multiplied by them.
     total = sum(counts)

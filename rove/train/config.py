@@ -394,8 +394,8 @@ class TrainingConfig(Settings, frozen=True, kw_only=True):
     """Compute in bf16 if several processes train the model, or if one process trains it on an NVIDIA GPU (Ampere or
     newer) or on a CPU with bf16 instructions. Weights, gradient sums, and losses stay in fp32."""
     threads: PositiveInt | None = None
-    """Number of CPU threads. By default, rove uses half of the cores or, for models with 50M parameters or more,
-    PyTorch's own default."""
+    """Number of CPU threads. By default, rove uses at most half of the cores or, for models with 50M parameters or
+    more, PyTorch's own default."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradient norm above which the gradient is clipped."""
     max_non_finite_steps: PositiveInt = 3
@@ -503,7 +503,7 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True):
     ray: RayConfig = RayConfig()
     """Settings for running environments on a Ray cluster (`[ray]` table)."""
     checkpoint_every: PositiveInt = 10
-    """Steps between checkpoints."""
+    """Steps between checkpoints. A step with a new best value of `keep_best` also saves one."""
     keep_checkpoints: PositiveInt = 2
     """Number of checkpoints to keep; older ones are deleted."""
     log_token_stats: NonNegativeInt = 8

@@ -33,6 +33,7 @@ from rove.runs.run import Run
 from rove.statistics import Estimate, EvaluationResult, t_quantile
 from rove.train.callbacks import OnProgress, ignore
 from rove.train.config import VALIDATION_LOSS, EvaluationConfig, Goal
+from rove.train.trainer import TrainingError
 
 FOLDER = "evaluations"
 MIN_PLATEAU_STEPS = 20
@@ -336,16 +337,36 @@ def check_measured(metric: str | None, measured: Sequence[EvaluationConfig], met
         raise ConfigError(f"keep_best is '{metric}', which its evaluation does not measure; {nearest(metric, names)}")
 
 
-def keep_best(run: Run, loaded: LoadedModel, history: Sequence[Mapping[str, float]], goal: Goal) -> None:
-    """Save the weights in checkpoints/best if the last measurement is the best."""
+def is_best(history: Sequence[Mapping[str, float]], goal: Goal) -> bool:
+    """Return whether the last step has the best measurement so far."""
+    if not history or goal.metric not in history[-1]:
+        return False
     best = best_of(history, goal)
-    if best is not None and best.step == history[-1]["step"]:
+    return best is not None and best.step == history[-1]["step"]
+
+
+def keep_best(run: Run, loaded: LoadedModel, history: Sequence[Mapping[str, float]], goal: Goal) -> None:
+    """Save the weights in checkpoints/best if the last measurement is the best.
+
+    After step 0, the numbered checkpoint of the step must exist already. In the other order, a run that is killed in between
+    would continue from an older checkpoint, perhaps with other results, and could end with the weights of a discarded step.
+    """
+    if is_best(history, goal):
         run.save_checkpoint("best", loaded.save)
 
 
 def outcome(history: Sequence[Mapping[str, float]], goal: Goal) -> JsonObject:
-    """Return the fields `best` and `stopped` of a run's summary: the best measurement, and why training stopped early."""
+    """Return the fields `best` and `stopped` of a run's summary: the best measurement, and why training stopped early.
+
+    Raises:
+        TrainingError: There is a metric, but it was never finite.
+    """
     best, stopped = best_of(history, goal), stop_reason(history, goal)
+    if goal.metric is not None and best is None:
+        raise TrainingError(
+            f"{goal.metric} was not a finite number in any of {len(history)} steps, so no weights are the best; lower the "
+            "learning rate, and check the data"
+        )
     summary: JsonObject = {}
     if best is not None:
         summary["best"] = {"metric": goal.metric, "value": best.value, "step": best.step}

@@ -27,6 +27,7 @@ from rove.train.batch import Batch, can_pack, count_trained_tokens, micro_batche
 from rove.train.callbacks import OnProgress, counted, ignore
 from rove.train.checkpoint import recover, restore_checkpoint, restore_weights, save_checkpoint
 from rove.train.config import TrainingConfig
+from rove.train.evaluation import keep_best
 from rove.train.losses import Loss
 from rove.train.sequences import TrainingSequence
 from rove.train.sharding import gather_weights, scatter_weights
@@ -178,6 +179,9 @@ class Learner:
         self.objective = objective
         self.loaded = loaded
         self.ranks = ranks
+        self.on_progress = on_progress
+        # Before the copy: it sets the precision of the layers, and the reference must compute in the same precision.
+        self.trainer = make_trainer(config, loaded, ranks, on_progress)
         self.reference: Any = None
         if objective.reference is not None:
             whole = clone_model(loaded.model)
@@ -185,8 +189,6 @@ class Learner:
                 # The model before training has no adapter; its base weights are shared and not copied.
                 disable_adapters(whole)
             self.reference = shard_copy(whole, ranks, config.mixed_precision)
-        self.on_progress = on_progress
-        self.trainer = make_trainer(config, loaded, ranks, on_progress)
         self.token_stats: list[TrainedRollout] = []
         """Records of the last update."""
 
@@ -215,7 +217,7 @@ class Learner:
             with self.trainer.training_precision(model):
                 batches = [batch._replace(old=frozen_logprobs(model, batch)) for batch in batches]
         stats = TokenStats(samples, objective.log_token_stats, derive_seed(self.config.seed, "token_stats", step))
-        divisor = count_trained_tokens(samples)
+        divisor = max(1, count_trained_tokens(samples))
         measured: list[dict[str, float]] = []
         with adapter_dropout(model, derive_seed(self.config.seed, "dropout", step)):
             for iteration in range(objective.num_iterations):
@@ -280,4 +282,10 @@ def resume(group: WorkerGroup[Learner], run: Run) -> int:
         group.call_all(Learner.restore, last[0])
     # What was written after the checkpoint will be written again.
     run.cut(last[1] if last else None)
-    return last[1].step if last else 0
+    if last is None:
+        return 0
+    # The run may have been killed after this checkpoint, before its weights were saved as the best.
+    group.call_all(Learner.gather)
+    learner = group.worker
+    keep_best(run, learner.loaded, run.metrics(), learner.config.goal)
+    return last[1].step

@@ -83,9 +83,8 @@ def reinforce(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
     return -tokens.advantages * logprobs
 
 
-def cross_entropy(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
-    """−A · log π; maximum likelihood with A = 1, for SFT."""
-    return -tokens.advantages * logprobs
+cross_entropy = reinforce
+"""Maximum likelihood, for SFT: −A · log π with A = 1."""
 
 
 def cispo(max_ratio: float = 5.0) -> PolicyLoss:

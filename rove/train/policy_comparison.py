@@ -9,7 +9,6 @@ from itertools import groupby, islice
 import msgspec
 
 from rove.core.errors import RunError
-from rove.core.messages import text_of
 from rove.core.protocols import Client
 from rove.core.records import ErrorInfo, Outcome, RolloutRecord
 from rove.envs.environment import Environment
@@ -17,8 +16,8 @@ from rove.rendering.renderer import Renderer
 from rove.rollouts.evaluate import evaluate
 from rove.statistics import Estimate, EvaluationResult
 from rove.train.callbacks import OnProgress, ignore
-from rove.train.conversations import Conversation
-from rove.train.sequences import sequence_from_text
+from rove.train.conversations import Conversation, conversations_of
+from rove.train.sequences import sequences_from_conversation
 
 FORMAT_LEARNED = 0.9
 """A model has learned the format if the mean of its format functions is at least this value."""
@@ -181,9 +180,11 @@ def longest_response(renderer: Renderer, items: Iterable[RolloutRecord | Convers
     """Return the number of tokens in the longest response, including tool calls and the end of the turn."""
     longest = 0
     for item in items:
-        if isinstance(item, Conversation) and item.is_text:
-            prompt, completion = map(text_of, item.messages)
-            masks = [sequence_from_text(renderer, prompt, completion).mask]
+        if item.is_text:
+            conversations = [item] if isinstance(item, Conversation) else conversations_of(item)
+            masks: list[list[bool]] = []
+            for conversation in conversations:
+                masks += [sequence.mask for sequence in sequences_from_conversation(renderer, conversation, None)]
         else:
             messages = item.messages if isinstance(item, Conversation) else [*item.prompt, *item.completion]
             masks = [mask for _, mask in renderer.training_branches(messages, item.tools)]

@@ -24,7 +24,15 @@ from rove.train.callbacks import OnAlert, OnProgress, TrainingCallbacks, ignore
 from rove.train.checkpoint import restore_weights
 from rove.train.collect import DRAWN, CollectedStep, RolloutCollector
 from rove.train.config import Goal, RLConfig
-from rove.train.evaluation import HeldOutEvaluations, check_measured, count_falls, keep_best, outcome, stop_reason
+from rove.train.evaluation import (
+    HeldOutEvaluations,
+    check_measured,
+    count_falls,
+    is_best,
+    keep_best,
+    outcome,
+    stop_reason,
+)
 from rove.train.learner import Learner, Objective, add_lora, resume
 from rove.train.model_card import save_result
 from rove.train.sequences import TrainingSequence
@@ -93,8 +101,6 @@ async def train_rl(
                 await loop.discard_prefetched(step)
             row |= await loop.evaluations.after_step(row, history, step == config.steps, goal)
             history.append(row)
-            if goal.metric in row:
-                keep_best(run, loaded, history, goal)
             reason = stop_reason(history, goal)
             run.append_metrics(row)
             callbacks.after_step(history)
@@ -106,8 +112,11 @@ async def train_rl(
             if step < config.steps and reason is None:
                 earlier_falls = falls
                 falls = count_falls(history, goal)
-                loop.end_step(row, has_fallen=falls > earlier_falls and backoff < 1)
+                has_fallen = falls > earlier_falls and backoff < 1
+                loop.end_step(row, has_fallen, is_best(history, goal))
+                keep_best(run, loaded, history, goal)
         loop.checkpoint(step)
+        keep_best(run, loaded, history, goal)
         return _save_final(config, run, loaded, history, goal)
     finally:
         await loop.close()
@@ -273,8 +282,10 @@ class _Loop:
         self.run.append_metrics(row)
         return row
 
-    def end_step(self, row: Mapping[str, float], has_fallen: bool) -> None:
-        """Return to the best weights if the reward of this step fell. Save a checkpoint then, and whenever one is due."""
+    def end_step(self, row: Mapping[str, float], has_fallen: bool, is_best: bool) -> None:
+        """Return to the best weights if the reward of this step fell. Save a checkpoint then, before the weights of this step
+        are saved as the best, and whenever one is due.
+        """
         step = int(row["step"])
         if has_fallen:
             self.group.call_all(Learner.return_to, self.run.path / "checkpoints" / "best")
@@ -284,7 +295,7 @@ class _Loop:
             )
             logger.warning(text, self.config.keep_best, row[str(self.config.keep_best)], step, self.config.lr_backoff)
         # Without a checkpoint after a fall, a run resumed from an older one could find newer weights in checkpoints/best.
-        if has_fallen or step % self.config.checkpoint_every == 0:
+        if has_fallen or is_best or step % self.config.checkpoint_every == 0:
             self.checkpoint(step)
 
     def checkpoint(self, step: int) -> None:
@@ -361,10 +372,10 @@ def must_synchronize(config: RLConfig, number: int) -> bool:
 
 def _save_final(config: RLConfig, run: Run, loaded: LoadedModel, history: History, goal: Goal) -> Path:
     """Save the last or the best weights with their card as the result of the run."""
-    if goal.metric is not None:
-        restore_weights(run.path / "checkpoints" / "best", loaded)
     last = history[-1]
     summary = {"steps": last["step"], "last": last, **outcome(history, goal)}
+    if goal.metric is not None:
+        restore_weights(run.path / "checkpoints" / "best", loaded)
     final = save_result(config, run, loaded, summary)
     run.finish(summary)
     return final

@@ -24,7 +24,7 @@ import msgspec
 from rove.core.errors import ConfigError
 from rove.core.records import RolloutRecord
 from rove.rendering.renderer import Renderer
-from rove.train.conversations import conversations_of
+from rove.train.conversations import Conversation, conversations_of
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -63,6 +63,11 @@ class TrainingSequence(msgspec.Struct, frozen=True):
         if len(self.ids) <= length:
             return self
         return _for_sft(self.ids[:length], self.mask[:length])
+
+    @property
+    def num_trained(self) -> int:
+        """Number of trained tokens. The first token is never trained, because no token predicts it."""
+        return sum(self.mask[1:])
 
     @property
     def versions(self) -> list[tuple[int, int]]:
@@ -177,10 +182,20 @@ def sequences_of(renderer: Renderer, records: Iterable[RolloutRecord]) -> list[T
     sequences: list[TrainingSequence] = []
     for record in records:
         for conversation in conversations_of(record):
-            sequences += sequences_from_messages(
-                renderer, conversation.messages, conversation.tools, conversation.sampled_messages
-            )
+            sequences += sequences_from_conversation(renderer, conversation, conversation.sampled_messages)
     return sequences
+
+
+def sequences_from_conversation(
+    renderer: Renderer, conversation: Conversation, sampled_messages: Collection[int] | None
+) -> list[TrainingSequence]:
+    """Return the sequences of a conversation for SFT; see `sequences_from_messages` and `sequence_from_text`."""
+    if conversation.is_text:
+        prompt, completion = (str(message["content"]) for message in conversation.messages)
+        return [sequence_from_text(renderer, prompt, completion)]
+    return sequences_from_messages(
+        renderer, conversation.messages, conversation.tools, sampled_messages, conversation.template_kwargs
+    )
 
 
 def _retokenized(

@@ -20,7 +20,7 @@ from rove.runs.run import Run
 from rove.train.callbacks import OnAlert, OnProgress, TrainingCallbacks, ignore
 from rove.train.checkpoint import restore_weights
 from rove.train.config import VALIDATION_LOSS, Goal, SFTConfig
-from rove.train.evaluation import HeldOutEvaluations, keep_best, outcome, stop_reason
+from rove.train.evaluation import HeldOutEvaluations, is_best, keep_best, outcome, stop_reason
 from rove.train.learner import Learner, Objective, add_lora, resume
 from rove.train.losses import cross_entropy
 from rove.train.model_card import save_result
@@ -29,6 +29,7 @@ from rove.train.sft_data import (
     SFTData,
     SFTSource,
     TokenizedConversation,
+    check_vocabulary,
     overlong_notices,
     reasoning_notices,
     split,
@@ -70,13 +71,15 @@ def train_sft(
 
     Raises:
         ConfigError: A setting contradicts another, or too few conversations pass the filter.
-        TrainingError: The loss or the gradient was not finite in `max_non_finite_steps` consecutive steps.
+        TrainingError: The loss or the gradient was not finite in `max_non_finite_steps` consecutive steps, or no validation
+            loss was.
     """
     config.check()
     loaded = add_lora(config, loaded)
     group = WorkerGroup(ranks, Learner(config, OBJECTIVE, loaded, ranks, on_progress))
     data = data if isinstance(data, SFTData) else SFTData(data, config)
     tokenized = tokenize(loaded.renderer, data.conversations, config, loaded.context, on_progress)
+    check_vocabulary(loaded.renderer, tokenized, loaded.vocab_size)
     notices = overlong_notices(tokenized, config, loaded.context)
     for notice in [*notices, *reasoning_notices(loaded.renderer, tokenized, config)]:
         logger.warning(notice)
@@ -108,13 +111,13 @@ def train_sft(
                 evaluations.release()  # training needs the memory
             history.append(row)
             if goal.metric in row:
-                keep_best(run, loaded, history, goal)
                 stopped = stop_reason(history, goal)
             run.append_metrics(row)
             callbacks.after_step(history)
-            if measured:
+            if measured or is_best(history, goal):
                 run.save_checkpoint(str(step), lambda path: group.call_all(Learner.save, path), run.progress(step, {}))
                 run.prune_checkpoints(1)
+            keep_best(run, loaded, history, goal)
             if on_step is not None:
                 on_step(step, total, row)
     finally:

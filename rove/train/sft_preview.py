@@ -13,7 +13,7 @@ from rove.rendering.renderer import Renderer
 from rove.train.config import SFTConfig
 from rove.train.learner import describe_lora
 from rove.train.sequences import TrainingSequence
-from rove.train.sft_data import SFTData, SFTSource, sequence_limit, split, tokenize
+from rove.train.sft_data import SFTData, SFTSource, check_vocabulary, sequence_limit, split, tokenize
 
 SHOWN = 3
 """Number of conversations that are rendered."""
@@ -72,6 +72,7 @@ def preview_sft(config: SFTConfig, loaded: LoadedModel, data: SFTSource | SFTDat
     if not isinstance(data, SFTData):
         data = SFTData(data, config)
     tokenized = tokenize(loaded.renderer, data.conversations, config, loaded.context)
+    check_vocabulary(loaded.renderer, tokenized, loaded.vocab_size)
     training, _ = split(tokenized, config)
     trainable = [conversation for conversation in tokenized if conversation.sequences]
     sequences = list(chain.from_iterable(conversation.sequences for conversation in trainable))
@@ -94,7 +95,7 @@ def preview_sft(config: SFTConfig, loaded: LoadedModel, data: SFTSource | SFTDat
         validation=len(trainable) - len(training),
         sequences=len(sequences),
         tokens=sum(lengths),
-        trained_tokens=sum(sum(sequence.mask) for sequence in sequences),
+        trained_tokens=sum(sequence.num_trained for sequence in sequences),
         min_tokens=min(lengths),
         median_tokens=statistics.median(lengths),
         max_tokens=max(lengths),

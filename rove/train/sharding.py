@@ -29,7 +29,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rove.core.errors import RunError
-from rove.models.load import checkpointed_layers, trainable_parameters
+from rove.models.load import decoder_layers, trainable_parameters
 from rove.train.worker_group import Ranks
 from rove.utils.files import open_regular
 
@@ -67,7 +67,7 @@ def shard_model(model: Any, ranks: Ranks, score: Callable[..., Any], in_bf16: bo
     mesh = init_device_mesh(ranks.device, (ranks.size,))
     dtype = torch.bfloat16 if in_bf16 else None
     sums = torch.float32 if in_bf16 else None
-    for layer in checkpointed_layers(model):
+    for layer in decoder_layers(model):  # without any, the model is gathered as a whole
         fully_shard(layer, mesh=mesh, mp_policy=MixedPrecisionPolicy(dtype, sums))
     # The inputs of the whole model are the numbers of a batch, such as the sampler's log-probabilities: they stay in fp32.
     policy = MixedPrecisionPolicy(dtype, sums, cast_forward_inputs=False)

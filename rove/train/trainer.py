@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from inspect import signature
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,10 @@ def read_non_finite_batch(path: str | Path) -> NonFiniteBatch:
 
 
 MAX_LOGITS_BYTES = 1 << 28
-"""Maximum memory for logits at any time when a packed batch is trained."""
+"""Maximum memory for the logits of a packed batch at any time, and for the tensors that are computed from the logits of a padded
+batch."""
+_AUTOGRAD_BYTES = 8
+"""Bytes per logit of `_gather_logprobs`: autograd keeps more than one fp32 tensor of the size of the logits."""
 LARGE_VOCABULARY = 4096
 """Minimum size of a vocabulary for `_TokenScores`. Logits of a smaller vocabulary cost little; autograd scores them, so that
 older runs resume bit for bit."""
@@ -128,12 +132,23 @@ def token_logprobs(model: Any, batch: Batch, entropy_gradient: bool = False) -> 
 
 def _score(model: Any, batch: Batch, entropy_gradient: bool) -> tuple[torch.Tensor, torch.Tensor]:
     if batch.packing is None:
-        logits = model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1).index_select(0, batch.predicting)
-        return _gather_logprobs(logits, batch.temperature, batch.rows, batch.targets, entropy_gradient)
+        logits = _padded_logits(model, batch)
+        gather = partial(_gather_logprobs, entropy_gradient=entropy_gradient)
+        return _in_chunks(gather, logits, batch, _AUTOGRAD_BYTES * logits.shape[1])
     # Only the logits of trained tokens are computed: with a large vocabulary, each takes far more memory than a hidden state.
     output = model.model(input_ids=batch.ids, position_ids=batch.positions, use_cache=False, packing=batch.packing)
     hidden = output.last_hidden_state[0].index_select(0, batch.predicting)
     return _score_in_chunks(model.lm_head, hidden, batch, entropy_gradient)
+
+
+def _padded_logits(model: Any, batch: Batch) -> torch.Tensor:
+    """Return the logits [R, V] that predict the trained tokens of a padded batch."""
+    all_logits_bytes = 4 * batch.ids.numel() * model.config.get_text_config().vocab_size
+    # Smaller batches compute all logits, so that older runs resume bit for bit: a product's rounding depends on its rows.
+    is_large_row = len(batch.ids) == 1 and all_logits_bytes > MAX_LOGITS_BYTES
+    if is_large_row and "logits_to_keep" in signature(model.forward).parameters:
+        return model(input_ids=batch.ids, use_cache=False, logits_to_keep=batch.predicting).logits[0]
+    return model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1).index_select(0, batch.predicting)
 
 
 @torch.no_grad()
@@ -165,24 +180,36 @@ def _score_in_chunks(
             )
         return _gather_logprobs(head(hidden), temperature, rows, targets, entropy_gradient)
 
-    bytes_per_logit = (
-        head.forward_dtype.itemsize if fused else 8
-    )  # autograd keeps more than one fp32 tensor of this size
-    size = max(1, MAX_LOGITS_BYTES // (bytes_per_logit * head.weight.shape[0]))
-    if len(hidden) <= size:
-        return score_chunk(hidden, batch.temperature, batch.rows, batch.targets)
+    bytes_per_logit = head.forward_dtype.itemsize if fused else _AUTOGRAD_BYTES
+    return _in_chunks(score_chunk, hidden, batch, bytes_per_logit * head.weight.shape[0])
+
+
+def _in_chunks(
+    score_chunk: Callable[..., Any], values: torch.Tensor, batch: Batch, row_bytes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-probabilities and entropies [M] of `score_chunk`, called with parts of the batch.
+
+    Args:
+        score_chunk: (values of some positions, their temperatures, `rows`, `targets`) → log-probabilities and entropies.
+        values: [R, …] hidden states or logits.
+        row_bytes: Memory that `score_chunk` needs per position. A chunk needs at most `MAX_LOGITS_BYTES`.
+    """
+    size = max(1, MAX_LOGITS_BYTES // row_bytes)
+    if len(values) <= size:
+        return score_chunk(values, batch.temperature, batch.rows, batch.targets)
     # `rows` does not decrease, so the tokens of a chunk of positions are adjacent.
-    firsts = torch.arange(0, len(hidden), size, device=hidden.device)
+    firsts = torch.arange(0, len(values), size, device=values.device)
     starts: list[int] = firsts.tolist()
     edges: list[int] = [*torch.searchsorted(batch.rows, firsts).tolist(), len(batch.rows)]
     logprobs: list[torch.Tensor] = []
     entropies: list[torch.Tensor] = []
-    for number, start in enumerate(starts):
+    # Split instead of sliced: the gradient of each slice would have the size of all values.
+    for number, (start, part) in enumerate(zip(starts, values.split(size), strict=True)):
         tokens = slice(edges[number], edges[number + 1])
         positions = slice(start, start + size)
         chunk: Any = checkpoint(
             score_chunk,
-            hidden[positions],
+            part,
             batch.temperature[positions],
             batch.rows[tokens] - start,
             batch.targets[tokens],

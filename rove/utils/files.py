@@ -10,12 +10,12 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rove.core.errors import RunError
-from rove.utils.systems import lock_file, rename
+from rove.utils.systems import lock_file, rename, sync_files
 
 UNREADABLE_ARCHIVE = (
     zipfile.BadZipFile,
@@ -170,13 +170,25 @@ def create_folders(folder: Path) -> list[Path]:
 
 
 def atomic_replace(draft: Path, target: Path) -> None:
-    """Rename a finished folder to `target`. After a crash, the old or the new folder exists, perhaps as `.NAME.old`."""
+    """Rename a finished folder to `target`. After a crash or a loss of power, the old or the new folder exists,
+    perhaps as `.NAME.old`.
+    """
+    # Without this, a loss of power could leave the new folder with empty files.
+    content = list(draft.rglob("*"))
+    sync_files(*(path for path in content if path.is_file()))
+    _sync_folders(draft, *(path for path in content if path.is_dir()))
     old = target.with_name(f".{target.name}.old")
     if target.exists():  # a folder that is not empty cannot be replaced in one step
         shutil.rmtree(old, ignore_errors=True)
         rename(target, old)
     rename(draft, target)
+    _sync_folders(target.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync_folders(*folders: Path) -> None:
+    with suppress(OSError):  # some network file systems sync files only
+        sync_files(*folders)
 
 
 @contextmanager

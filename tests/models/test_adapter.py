@@ -29,6 +29,7 @@ from rove.models.adapter import Adapter, FastLoRA, add_adapter, describe_coverag
 from rove.models.linear import FastLinear
 from rove.models.load import (
     LoadedModel,
+    check_model,
     clone_model,
     copy_weights,
     disable_adapters,
@@ -352,6 +353,17 @@ def test_the_digest_of_an_adapter_includes_its_base(tmp_path: Path):
     assert digest_model(adapter) == name
     tiny_model(seed=7).save(tmp_path / "base")
     assert digest_model(adapter) != name
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_adapters_that_are_each_others_base_are_an_error(tmp_path: Path, length: int):
+    folders = [tmp_path / f"adapter{number}" for number in range(length)]
+    for folder, base in zip(folders, [*folders[1:], folders[0]], strict=True):
+        folder.mkdir()
+        (folder / "adapter_config.json").write_text(f'{{"base_model_name_or_path": "{base.as_posix()}"}}')
+    for read in (adapter_base, digest_model, check_model, load_model):
+        with pytest.raises(ConfigError, match=r"its bases form a cycle: .*adapter0 -> .*adapter0; set"):
+            read(folders[0])
 
 
 def damage(folder: Path, damage_name: str) -> None:

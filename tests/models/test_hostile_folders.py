@@ -158,5 +158,14 @@ def test_a_hostile_folder_is_an_error_that_names_the_file(
     assert str(folder / named) in str(error.value)
 
 
+def test_json_files_that_transformers_does_not_read_may_hold_anything(model_folder: Path, tmp_path: Path):
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    (folder / "modules.json").write_text("[1, 2]")
+    (folder / "training.log.json").write_bytes(b'{"step": 1}\n{"step": 2}\n')
+    sparse_new(folder / "trainer_state.json")
+    assert load_model(folder, "cpu").context > 0
+
+
 def test_the_unchanged_folder_is_loaded(model_folder: Path):
     assert load_model(model_folder, "cpu").context > 0

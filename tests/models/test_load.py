@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from fakes import tiny_model
+from safetensors.torch import load_file, save_file
 
 from rove.core.errors import ConfigError
+from rove.models import load
 from rove.models.from_scratch import new_model
 from rove.models.linear import FastLinear
 from rove.models.load import PYTORCH_THREADS, check_model, default_threads, load_model
@@ -55,8 +58,34 @@ def test_a_tilde_in_the_path_is_expanded(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_default_number_of_threads() -> None:
     small, large = torch.nn.Linear(8, 8), torch.nn.Linear(8_000, 8_000, device="meta")
-    assert default_threads(small) == max(1, (os.cpu_count() or 1) // 2)
+    assert default_threads(small) == max(1, min(PYTORCH_THREADS, (os.cpu_count() or 1) // 2))
     assert default_threads(large) == PYTORCH_THREADS >= 1
+
+
+def test_small_models_use_no_more_threads_than_pytorch_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "PYTORCH_THREADS", 2)  # OMP_NUM_THREADS=2 on a machine with 64 cores
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert default_threads(torch.nn.Linear(8, 8)) == 2
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "base_model.model.", "base_model."])
+def test_weights_under_names_with_a_prefix_are_refused(tmp_path: Path, prefix: str):
+    tiny_model().save(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    renamed = {prefix + name: tensor for name, tensor in weights.items()}
+    save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    message = f"they have '{prefix}model.embed_tokens.weight' with the prefix '{prefix}'"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_model(tmp_path, "cpu")
+
+
+def test_a_missing_weight_is_refused(tmp_path: Path):
+    tiny_model().save(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["further"] = weights.pop("model.norm.weight")
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lack 'model.norm.weight', .* they have 'further', which the model lacks"):
+        load_model(tmp_path, "cpu")
 
 
 def test_a_model_with_truncated_weights_is_an_error(tmp_path: Path):

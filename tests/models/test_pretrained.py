@@ -9,6 +9,7 @@ import subprocess
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,21 @@ def test_a_model_of_the_hub_must_be_complete(
     with pytest.raises(ConfigError, match=r"'org/model' on the Hugging Face hub has no config.json or no"):
         get_model("hf:org/model", convert=fail_conversion)
     assert list((tmp_path / "cache/rove/models").iterdir()) == []
+
+
+def test_python_files_and_tiktoken_vocabularies_are_downloaded_from_the_hub(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    published = ["config.json", "model.safetensors", "modeling_own.py", "vocab.tiktoken", "model.onnx"]
+
+    def snapshot_download(name: str, local_dir: Path, allow_patterns: list[str], **_: Any) -> None:
+        for file in published:
+            if any(fnmatch(file, pattern) for pattern in allow_patterns):
+                (Path(local_dir) / file).write_text("{}")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    folder = get_model("hf:org/model", convert=fail_conversion)
+    assert {file.name for file in folder.iterdir()} == set(published) - {"model.onnx"}
 
 
 def test_an_unsupported_model_of_the_hub_is_refused_before_its_weights_are_downloaded(

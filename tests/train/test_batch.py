@@ -157,9 +157,9 @@ def test_the_smallest_budget_is_found_by_halving(most: int, needed: int):
     assert len(tried) <= most.bit_length()  # each try cuts all sequences
 
 
-def test_the_first_token_is_counted_but_not_trained():
+def test_the_first_token_is_neither_counted_nor_trained():
     sequences = [TrainingSequence([1, 2, 3], [True, False, False], [0.0] * 3, [1.0] * 3)]
-    assert count_trained_tokens(sequences) == 1  # the first token has no prefix: it is counted but has no gradient
+    assert count_trained_tokens(sequences) == 0
     for pack in (False, True):
         [batch] = micro_batches(sequences, 8, torch.device("cpu"), pack)
         assert len(batch.targets) == len(batch.predicting) == 0

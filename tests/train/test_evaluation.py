@@ -236,6 +236,32 @@ def test_training_stops_at_the_time_limit_and_evaluates(
     assert "max_minutes is 1e-06" in summary["stopped"]
 
 
+@pytest.mark.parametrize("kill", ["before the checkpoint", "before the best weights are saved"])
+def test_the_best_weights_are_never_those_of_discarded_steps(
+    tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch, kill: str
+):
+    """Replayed steps have other rewards, as they may with max_off_policy_steps = 2."""
+    config = with_evaluations(envs, table(every=1), keep_best=REWARD, checkpoint_every=99, keep_checkpoints=9)
+    patch_rewards(monkeypatch, {1: 0.5, 2: 0.4, 3: 0.9})
+    save, saved = Run.save_checkpoint, []
+
+    def save_checkpoint(self: Run, name: str, *arguments: Any) -> Path:
+        saved.append(name)
+        if saved == ["1", "best", "3", "best"]:
+            raise Killed
+        return save(self, name, *arguments)
+
+    monkeypatch.setattr(Run, "save_checkpoint", save_checkpoint)
+    with pytest.raises(Killed):
+        train(tmp_path, config, two_turns(), kill_at=3 if kill == "before the checkpoint" else None)
+    best = 1 if kill == "before the checkpoint" else 3
+    expected = (tmp_path / "checkpoints" / str(best) / "model.safetensors").read_bytes()
+    patch_rewards(monkeypatch, {2: 0.3, 3: 0.2, 4: 0.1, 5: 0.1})
+    train(tmp_path, config, two_turns())
+    assert weights_of(tmp_path) == expected
+    assert json.loads((tmp_path / "summary.json").read_text())["best"]["step"] == best
+
+
 REWARDS_WITH_FALL = {0: 0.5, 1: 0.6, 2: 0.1, 3: 0.3, 4: 0.7, 5: 0.65}
 
 

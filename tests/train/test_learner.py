@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fakes import record_of
+from fakes import record_of, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import alone, difference, several
@@ -15,8 +15,19 @@ from ranks_program import Job
 from rove.core.records import RolloutRecord, StepTokens
 from rove.runs.token_stats import TrainedRollout
 from rove.train.batch import micro_batches
-from rove.train.learner import TokenStats
+from rove.train.learner import Learner, TokenStats
+from rove.train.rl import objective_of
 from rove.train.sequences import TrainingSequence, sequences_from_record
+from tests.train.test_rl import settings as rl_settings
+
+
+@pytest.mark.parametrize("mixed_precision", [False, True])
+def test_the_reference_computes_in_the_precision_of_the_policy(bf16_products: None, mixed_precision: bool):
+    config = rl_settings(loss__kl_penalty=1.0, mixed_precision=mixed_precision)
+    learner = Learner(config, objective_of(config), tiny_model())
+    dtypes = [model.lm_head.forward_dtype for model in (learner.reference, learner.trainer.model)]
+    assert dtypes == [torch.bfloat16 if mixed_precision else torch.float32] * 2
+
 
 TOKEN_IDS = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from pathlib import Path
@@ -22,9 +23,11 @@ from rove.runs.run import Run
 from rove.stages.sft import warnings_of
 from rove.train.config import SFTConfig
 from rove.train.conversations import Conversation, conversations_of
+from rove.train.learner import Learner
 from rove.train.sequences import TrainingSequence, sequences_from_messages
 from rove.train.sft import train_sft
 from rove.train.sft_data import SFTData, SFTSource, split, tokenize
+from rove.train.trainer import TrainingError
 
 WORDS = ["no", "you", "say", "hello", "world", "X", "O", "Any"]
 
@@ -144,24 +147,31 @@ def test_a_killed_run_ends_with_exactly_the_same_weights(uninterrupted: Path, tm
     assert (tmp_path / "summary.json").read_bytes() == (uninterrupted / "summary.json").read_bytes()
 
 
+@pytest.mark.parametrize("kill_at", [3, 4])
 def test_a_kill_while_a_checkpoint_is_written_does_not_change_the_result(
-    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_at: int
 ):
     save, written = Run.save_checkpoint, []
 
     def save_checkpoint(self: Run, name: str, write: Any, progress: Any = None) -> Path:
         written.append(name)
-        if len(written) == 4:  # best, 4, best, then the numbered checkpoint of step 8
+        if len(written) == kill_at:
             raise Killed
         return save(self, name, write, progress)
 
     monkeypatch.setattr(Run, "save_checkpoint", save_checkpoint)
     with pytest.raises(Killed):
         train(tmp_path, settings(), lawful())
-    assert written == ["best", "4", "best", "8"]
+    assert written == ["4", "best", "8", "best"][:kill_at]
     monkeypatch.undo()
     train(tmp_path, settings(), lawful())
     assert weights_of(tmp_path) == weights_of(uninterrupted)
+
+
+def test_a_validation_loss_that_is_never_finite_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Learner, "mean_loss", lambda self, samples: math.nan)
+    with pytest.raises(TrainingError, match="validation_loss was not a finite number in any of 2 steps"):
+        train(tmp_path, settings(epochs=1, batch_size=16), lawful())
 
 
 def test_a_finished_run_is_not_changed(uninterrupted: Path):

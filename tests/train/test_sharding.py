@@ -5,17 +5,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fakes import tiny_model
 from processes import alone, difference, several
 from ranks_program import Job
 
+from rove.train import sharding
 from rove.train.sharding import full_tensor, is_sharded
+from rove.train.worker_group import Ranks
 
 
 def test_a_model_in_one_process_is_not_sharded():
     model = tiny_model().model
     assert not is_sharded(model)
     assert full_tensor(model.lm_head.weight) is model.lm_head.weight
+
+
+def test_a_model_without_checkpointable_layers_is_sharded_as_a_whole(monkeypatch: pytest.MonkeyPatch):
+    sharded: list[Any] = []
+    monkeypatch.setattr(sharding, "init_device_mesh", lambda *_: None)
+    monkeypatch.setattr(sharding, "fully_shard", lambda module, **_: sharded.append(module))
+    monkeypatch.setattr(sharding, "register_fsdp_forward_method", lambda *_: None)
+    model = torch.nn.Linear(2, 2)
+    sharding.shard_model(model, Ranks(0, 2, "cpu"), lambda model, batch: batch)
+    assert sharded == [model]
 
 
 @pytest.mark.slow

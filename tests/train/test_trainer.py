@@ -143,6 +143,18 @@ def test_a_large_vocabulary_has_the_same_log_probabilities_and_entropies(tempera
     torch.testing.assert_close(large, small, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("arch", ["gemma2", "mixtral"])
+def test_large_padded_batches_compute_no_more_logits_than_needed(arch: str, monkeypatch: pytest.MonkeyPatch):
+    loaded, sequences = tiny_model(arch), ragged_sequences(6, 1.25)
+    single_rows, rows = gradient(loaded, sequences, 1), gradient(loaded, sequences, 10_000)
+    monkeypatch.setattr(trainer_module, "MAX_LOGITS_BYTES", 8 * 5 * 320)
+    computed_rows: list[int] = []
+    loaded.model.lm_head.register_forward_hook(lambda module, inputs, y: computed_rows.append(y.shape[1]))
+    assert difference(gradient(loaded, sequences, 1), single_rows) <= 1e-5
+    assert max(computed_rows) <= max(sum(sequence.mask) for sequence in sequences)
+    assert torch.equal(gradient(loaded, sequences, 10_000), rows)
+
+
 def test_the_loss_is_averaged_over_all_trained_tokens_of_the_step():
     loaded = tiny_model()
     sequences = ragged_sequences(4)

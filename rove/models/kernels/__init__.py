@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from rove.utils.files import cache_folder
 from rove.utils.systems import rename
 
 logger = logging.getLogger(__name__)
@@ -70,13 +71,6 @@ def vector_floats(size: int) -> int:
     return 0
 
 
-def kernel_cache() -> Path:
-    """Return the folder of compiled kernels."""
-    configured = os.environ.get("XDG_CACHE_HOME", "").strip()
-    base = Path(configured) if configured else Path.home() / ".cache"
-    return base / "rove"
-
-
 def find_compiler() -> str | None:
     """Return the C compiler of this machine; None, with a warning, if there is none."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
@@ -116,7 +110,7 @@ def load_kernels(name: str, groups: int, size: int, bf16: bool = False) -> ctype
     # All that determines the machine code: a changed source, or another machine with the same home folder, compiles again.
     identity = "\n".join([source.read_text("utf-8"), header.read_text("utf-8"), *flags, compiler, _processor()])
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    path = kernel_cache() / f"{name}-{digest}.so"
+    path = cache_folder() / f"{name}-{digest}.so"
     try:
         if not path.exists():
             _compile([compiler, *flags, str(source)], path)

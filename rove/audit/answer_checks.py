@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from rove.audit.baseline import Baseline, beats_guess
 from rove.audit.replies import OTHER_ORDER, corrections, corruptions, from_answer, hedges
-from rove.audit.reward_checks import HIGH_SHARE, MIN_WRONG, ROUNDING, TIED_SHARE
+from rove.audit.reward_checks import HIGH_SHARE, MAX_LISTED, MIN_WRONG, ROUNDING, TIED_SHARE
+from rove.audit.row_content import OPTION
 from rove.audit.similarity import similarity
 from rove.audit.subject import Measured, Policy, Subject, highest, measure_promising, reward_of
 from rove.core.findings import Finding, Severity
 from rove.core.messages import Messages
 from rove.core.state import State
+from rove.utils.units import counted
 
 HEDGE_SHARE = 0.8
 """A hedge counts as paid if it earns at least this share of the range of rewards; partial credit pays less."""
@@ -43,6 +45,19 @@ ANY_ORDER = re.compile(
     re.IGNORECASE,
 )
 """Words of a task in which the order does not matter."""
+SAME_LABEL = {
+    "first half",
+    "first letter",
+    "first word",
+    "without the last word",
+    "another last word",
+    "one letter changed",
+    "other digits",
+    "only the first item, repeated",
+    "nonsense appended",
+    "written twice",
+}
+"""Errors that keep the label of an option, such as "C) Kyiv": a grader that reads only the label rightly accepts them."""
 TOLERANCE = re.compile(r"approximat|rough|tolerance|within \d|estimate|±", re.IGNORECASE)
 """Words of a prompt that allow an answer to be off."""
 
@@ -90,6 +105,18 @@ async def check_own_answer(subject: Subject, base: Baseline, is_cheap: bool = Tr
         is_cheap: Whether more rows may be measured than those of the other checks; each may cost a judge's verdict.
     """
     assert base.right_answer is not None
+    if subject.blank_rows:
+        listed = ", ".join(map(str, subject.blank_rows[:MAX_LISTED]))
+        yield Finding(
+            id="own-answer",
+            severity=Severity.LOW,
+            text=(
+                f"{len(subject.blank_rows)} of {counted(len(subject.rows), 'row')} have no answer, and the audit leaves them "
+                f"out (index {listed}{', …' if len(subject.blank_rows) > MAX_LISTED else ''})"
+            ),
+            cause="the answers of these rows are missing",
+            remedy="add the answers, or remove the rows",
+        )
     own_answers = base.right_answer
     if is_cheap and not base.is_multi_turn:
         # A kind of answer that the grader refuses may be rare.
@@ -133,6 +160,8 @@ async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[
         kinds.update(corruptions(str(answer), random.Random(0)))
     if not all(ABOUT_ORDER.search(prompt) and not ANY_ORDER.search(prompt) for prompt in base.prompts):
         kinds.discard(OTHER_ORDER)
+    if all(OPTION.match(str(answer)) for answer in subject.answers):
+        kinds -= SAME_LABEL
     own_rewards = {record.example_key: reward_of(record) for record in own_answer.scored}
     paid: list[Measured] = []
     for kind in sorted(kinds):

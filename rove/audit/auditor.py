@@ -69,7 +69,7 @@ from rove.audit.replies import LOG_VARIABLE
 from rove.audit.reward_checks import check_blind_replies, check_length, check_statistics
 from rove.audit.search import search
 from rove.audit.source_texts import check_source_texts
-from rove.audit.subject import Inconclusive, OutOfTime, RolloutsFail, Subject, reward_of
+from rove.audit.subject import OUT_OF_TIME, Inconclusive, OutOfTime, RolloutsFail, Subject, reward_of
 from rove.audit.tool_checks import (
     check_all_items,
     check_changed_data,
@@ -259,13 +259,14 @@ class _Auditor:
             no_own = "the rows' own answers earn no more than wrong answers" if subject.answers else NO_ANSWERS
             no_own = "rows of a task with several turns have no answers" if is_game and not subject.answers else no_own
         # The scripted judge accepts any reply that contains the answer, so variants of the answer mean little.
-        no_variants = "" if can_compare_variants(base) and not self.judge.calls else no_own
+        judged = "the scripted judge decides" if self.judge.calls else ""
+        no_variants = ("" if can_compare_variants(base) else no_own) or judged
         only_single = "only for single turns" if base.is_multi_turn and not base.has_tools else ""
         # first, since a grader that hangs on some reply uses up the time of the other checks
         await self._do("grader-robustness", check_robustness(subject, base))
         await self._do("blind-reply", check_blind_replies(subject, base, bool(self.judge.calls)), only_single)
         await self._do("blind-reply", check_source_texts(subject, base), only_single)
-        await self._do("hedging", check_hedging(subject, base), no_own)
+        await self._do("hedging", check_hedging(subject, base), no_own or judged)
         await self._do("own-answer", check_own_answer(subject, base, is_cheap=not self.judge.calls), no_own)
         await self._do("monotonicity", check_monotonicity(subject, base), no_variants)
         await self._do("length", check_length(subject, base), only_single)
@@ -274,9 +275,10 @@ class _Auditor:
         await self._do("answer-leak", check_message_leaks(subject, base))
         await self._tools(subject, base)
         # after the tools, whose results may show a form
-        await self._do("own-answer", check_refused_forms(subject, base), no_variants)
+        if not judged:  # else the check would count as left out, although the own answers were checked
+            await self._do("own-answer", check_refused_forms(subject, base), no_variants)
         await self._do("execution", check_execution(subject, base, self.folder))
-        await self._do("parser-agreement", check_parser(subject, base, self._parse), no_own)
+        await self._do("parser-agreement", check_parser(subject, base, self._parse), no_own or judged)
         # The scripted judge's verdicts depend on the replies that earlier rollouts have added.
         has_judge = "rewards depend on a judge" if self.judge.calls else ""
         await self._do("determinism", check_determinism(subject, base, self._open), has_judge)
@@ -287,17 +289,20 @@ class _Auditor:
         serious_ids = {finding.id for finding in self.report.findings if finding.severity >= Severity.MEDIUM}
         # The search is the most expensive check, and would find again what these two have found.
         is_known = not serious_ids.isdisjoint(("blind-reply", "blind-game"))
-        reason = "a reply without the answer is known already" if is_known else ""
+        reason = judged if subject.answers else ""
+        reason = "a reply without the answer is known already" if is_known else reason
         await self._do("policy-search", search(subject, base, self.options.seed), reason)
-        await self._do("reward-order", check_order(subject, base))
-        await self._do("reward-statistics", check_statistics(subject, base))
+        await self._do("reward-order", check_order(base))
+        await self._do("reward-statistics", check_statistics(subject, base, bool(self.judge.calls)))
         if self.learner is None:
             await self._do("learned-reward", _as_async([]), "only with --learn")
         else:
             has_judge = "the environment queries a judge" if self.judge.calls else ""
             # On a busy machine the other checks left it too little time, and minutes of training ended without a result.
-            subject.deadline = time.monotonic() + self.options.seconds
+            started = time.monotonic()
+            subject.deadline = started + self.options.seconds
             await self._do("learned-reward", self.learner(subject, base, lambda: self._open({})), has_judge)
+            self.deadline += time.monotonic() - started
         # A policy of a later check may have ended the worker, too; one such finding is enough.
         severities = [finding.severity for finding in self.report.findings if finding.id == "grader-robustness"]
         if Severity.HIGH not in severities:
@@ -434,17 +439,20 @@ class _Auditor:
         request = json.dumps(
             {"env": self.report.env, "env_dir": self.env_dir, "env_args": env_args, **options}
         ).encode()
+        seconds = min(ROWS_SECONDS, self.deadline - time.monotonic())
+        if seconds <= 0:
+            return OUT_OF_TIME
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "rove.audit.rows"],
                 input=request,
                 capture_output=True,
-                timeout=ROWS_SECONDS,
+                timeout=seconds,
                 check=False,
                 env={**os.environ, **self.variables, **(variables or {})},
             )
         except subprocess.TimeoutExpired:
-            return f"the rows were not read within {ROWS_SECONDS:g} s"
+            return f"the rows were not read within {seconds:.3g} s"
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
             return f"the rows cannot be read: {shortened(lines[-1], 300)}"

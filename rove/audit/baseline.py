@@ -221,7 +221,9 @@ async def _guesses_with_answers(subject: Subject, forms_by_name: Mapping[str, Fo
     }
     floor = highest(await subject.measure_all(policies))
     # Without a difference from a guess, the form is wrong or rows' answers are not what the grader compares with.
-    is_accepted = own_answer.mean > floor.mean + MIN_DIFFERENCE * max(1.0, abs(own_answer.mean))
+    # Rewards may be small as a whole; without a positive one, small differences may come from penalties, such as one for length.
+    scale = own_answer.mean if own_answer.mean > 0 else max(1.0, -own_answer.mean)
+    is_accepted = own_answer.mean > floor.mean + MIN_DIFFERENCE * scale
     _, count = Counter(normalized(str(answer)) for answer in answers).most_common(1)[0]
     return _Guesses(
         form_name=best.name,

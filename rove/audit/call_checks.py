@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from rove.audit.baseline import MIN_PAIRS, Baseline, is_higher
 from rove.audit.game_checks import balanced_share
+from rove.audit.leak_checks import as_words
 from rove.audit.reward_checks import HIGH_SHARE, TIED_SHARE
 from rove.audit.subject import TRIED_EXAMPLES, Measured, Policy, Subject, evidence, highest, reward_of
 from rove.audit.tool_checks import calling_policy, last_of_prompt, with_values
@@ -384,7 +385,7 @@ def _corrected_call(
         value = wrong[0]
         if turn > 0:
             result = next((text_of(message) for message in reversed(messages) if message["role"] == "tool"), "")
-            named = [text for text in texts if text != value and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", result)]
+            named = [text for text in texts if text != value and re.search(as_words(text), result)]
             if len(named) != 1:  # a list of values does not tell which one is right
                 return ""
             value = named[0]

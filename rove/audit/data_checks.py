@@ -45,6 +45,8 @@ REVEALING = re.compile(
     r"(answer|solution|expected|gold|label|correct|target|key)(\W{1,3}(is|was|are))?\W{0,12}$", re.IGNORECASE
 )
 """Pattern of the text before an answer that a prompt presents as the answer."""
+OTHER_OPTION = re.compile(r"['\"`’”)]{0,2}\s*(?:or\b|/|\||\n\s*[-*•]\s|,[^.?!\n]{0,80}\bor\b)", re.IGNORECASE)
+"""Pattern of the text after an answer that is one of several options, as in "Which spelling is correct: receive or recieve?"."""
 
 
 def check_contradictions(rows: Sequence[Row]) -> Iterator[Finding]:
@@ -266,17 +268,32 @@ def check_leaks(rows: Sequence[Row], common_text: str = "") -> Iterator[Finding]
 
 
 def _is_inside(answer: str, text: str) -> bool:
-    """Return whether a text contains an answer only as a part of longer words or numbers, such as "INV-2041".
+    """Return whether a text contains an answer only as a part of identifiers, such as "INV-2041".
 
-    The same number in another notation, such as an option "2041.00", does not count as longer.
+    The same number in another notation, such as an option "2041.00", does not count as longer. Ordinary words and numbers do
+    not count either: a task may be about them, such as the first letters of a word or the last digits of a number.
     """
     pattern = re.escape(answer)
     around = re.findall(rf"[\w.,-]*{pattern}[\w.,-]*", text)
     value = _value(answer)
     if value is not None and value in map(_value, around):
         return False
-    is_alone = re.search(rf"(?<![\w-]){pattern}(?![\w-])", text) is not None
-    return not is_alone and re.search(rf"[\w-]{pattern}|{pattern}[\w-]", text) is not None
+    if re.search(rf"(?<![A-Za-z0-9_-]){pattern}(?![A-Za-z0-9_-])", text):
+        return False
+    return any(map(_is_field_of, re.findall(rf"([A-Za-z0-9_-]+)({pattern})([A-Za-z0-9_-]*)", text)))
+
+
+def _is_field_of(parts: tuple[str, str, str]) -> bool:
+    """Return whether an answer is a field of an identifier, whose letters come before the field: "INV-2041", "row17_paris".
+
+    Args:
+        parts: The text before the answer, the answer, and the text after it.
+    """
+    before, answer, _ = parts
+    is_separated = before[-1] in "-_" or before[-1].isalpha() != answer[0].isalpha()
+    has_letters = any(map(str.isalpha, before))
+    has_digits = any(map(str.isdigit, "".join(parts)))
+    return is_separated and has_letters and has_digits
 
 
 def _value(word: str) -> float | None:
@@ -289,7 +306,8 @@ def _value(word: str) -> float | None:
 def _is_revealed(answer: str, text: str) -> bool:
     position = text.find(answer)
     while position >= 0:
-        if REVEALING.search(text[max(0, position - 40) : position]):
+        is_option = OTHER_OPTION.match(text, position + len(answer))
+        if not is_option and REVEALING.search(text[max(0, position - 40) : position]):
             return True
         position = text.find(answer, position + 1)
     return False

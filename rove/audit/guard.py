@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 from rove.audit.replies import LOG_VARIABLE
+from rove.clients.anthropic import AnthropicClient
 from rove.clients.openai import OpenAIClient
 
 EVENTS = {
@@ -43,6 +49,11 @@ def prepare_imports() -> None:
         getattr(importlib.import_module(module), name)()
 
 
+SDK_CLIENTS = {
+    "openai": (("OpenAI", "AsyncOpenAI"), "OPENAI_BASE_URL"),
+    "anthropic": (("Anthropic", "AsyncAnthropic"), "ANTHROPIC_BASE_URL"),
+}
+"""Package of an API's provider → its client classes, and the environment variable with the judge's address."""
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "", None)
 """Names and addresses of this machine."""
 
@@ -70,12 +81,58 @@ def install() -> None:
                 os.write(log, f"{kind}\t{text}\n".encode(errors="replace"))
 
     sys.addaudithook(hook)
-    make = OpenAIClient.__init__
+    sys.meta_path.insert(0, SdkFinder())
+    for client_class in (OpenAIClient, AnthropicClient):
+        _redirect_rove(client_class)
 
-    def redirected(self: OpenAIClient, base_url: str | None = None, api_key: str | None = None, **options: Any) -> None:
-        make(self, os.environ[OpenAIClient.base_url_var], os.environ[OpenAIClient.api_key_var], **options)
 
-    OpenAIClient.__init__ = redirected  # pyright: ignore[reportAttributeAccessIssue]
+def _redirect_rove(client_class: type[OpenAIClient] | type[AnthropicClient]) -> None:
+    """Let all clients of a class send their requests to the judge."""
+    original = client_class.__init__
+
+    def redirected(self: Any, base_url: str | None = None, api_key: str | None = None, **options: Any) -> None:
+        original(self, os.environ[client_class.base_url_var], os.environ[client_class.api_key_var], **options)
+
+    client_class.__init__ = redirected  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class SdkFinder(MetaPathFinder):
+    """Redirects the clients of `SDK_CLIENTS` when their package is imported; to import it before may take seconds."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a package whose loader also redirects its clients; None for other modules."""
+        spec = PathFinder.find_spec(fullname, path) if fullname in SDK_CLIENTS else None
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            names, variable = SDK_CLIENTS[fullname]
+            for name in names:
+                _redirect_sdk(getattr(module, name), variable)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def _redirect_sdk(client_class: Any, variable: str) -> None:
+    """Let the clients of a class send requests to the judge instead of another machine, where each may cost money.
+
+    Clients of this machine stay: an agent's client may be that of the model under test.
+    """
+    original = client_class.__init__
+
+    @functools.wraps(original)
+    def redirected(self: Any, *args: Any, **options: Any) -> None:
+        address = options.get("base_url")
+        if address is not None and urlsplit(str(address)).hostname not in LOCAL_HOSTS:
+            options["base_url"] = os.environ[variable]
+        original(self, *args, **options)
+
+    client_class.__init__ = redirected
 
 
 def describe(event: str, args: Sequence[Any], temporary: str) -> str:
@@ -93,6 +150,8 @@ def describe(event: str, args: Sequence[Any], temporary: str) -> str:
         return ""
     if EVENTS[event] == "file":
         is_path = isinstance(args[0], str | bytes | os.PathLike)
+        if event == "os.rename" and is_path:
+            return _file(os.fsdecode(args[1]), temporary) or _file(os.fsdecode(args[0]), temporary)
         return _file(os.fsdecode(args[0]), temporary) if is_path else ""
     if event.startswith("socket."):
         address = args[1] if len(args) > 1 else ""
@@ -102,6 +161,9 @@ def describe(event: str, args: Sequence[Any], temporary: str) -> str:
         is_judge = f"//{host}:{port}/" in os.environ.get(OpenAIClient.base_url_var, "")
         return "" if is_judge else f"{event.removeprefix('socket.')} {host}:{port}"
     command = args[1] if event == "subprocess.Popen" and len(args) > 1 else args[0]
+    words = command if isinstance(command, list | tuple) else str(command).split()
+    if words and os.path.basename(str(words[0])) == "uname":  # `platform.processor`, which the openai package calls
+        return ""
     is_own = isinstance(command, list | tuple) and any(str(part).startswith(ROVE) for part in command)
     return "" if is_own else str(command)[:200]
 
@@ -119,10 +181,13 @@ def _file(path: str, temporary: str) -> str:
 
 
 def events(log: Path) -> dict[str, list[str]]:
-    """Return the distinct events of a log as kind → descriptions."""
+    """Return the distinct events of a log as kind → descriptions, without temporary files that no longer exist."""
+    temporary = os.path.realpath(tempfile.gettempdir())
     texts_by_kind: dict[str, dict[str, None]] = {}
     if log.exists():
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
             kind, _, text = line.partition("\t")
+            if kind == "file" and text.startswith(f"{temporary}{os.sep}") and not os.path.lexists(text):
+                continue
             texts_by_kind.setdefault(kind, {})[text] = None
     return {kind: list(texts) for kind, texts in texts_by_kind.items()}

@@ -21,6 +21,14 @@ DEFENSE = re.compile(
 """Pattern of phrases with which a prompt forbids the judge to follow instructions in the reply."""
 MIN_REPLY = 3
 """Minimum characters of a reply that is searched for in the judge's prompt."""
+SCALE = re.compile(
+    r"\b(?:rate|rating|score|scale|grade|marks?|points?|number|integer|float)\b[^\n?!]{0,80}?"
+    r"(?<![\d.])(\d{1,3}(?:\.\d+)?)\s*(?:\([^()\n]{1,60}\)\s*)?(?:to|and|or|through|-|–|—)\s*(\d{1,3}(?:\.\d+)?)(?!\d)",
+    re.IGNORECASE,
+)
+"""Pattern of the numbers from which a prompt lets the judge choose, such as "a score from 1 (bad) to 10 (excellent)"."""
+YES_OR_NO = re.compile(r"\byes\b.*\bno\b|\bno\b.*\byes\b", re.IGNORECASE | re.DOTALL)
+"""Pattern of a prompt that asks for "yes" or "no", whatever numbers its question mentions."""
 YES = ("yes", "correct", "true", "pass", "good", "a", "10", "5", "1")
 NO = ("no", "incorrect", "false", "fail", "bad", "b", "0")
 
@@ -52,14 +60,15 @@ class Judge:
         order = next((order for order in INJECTIONS.values() if order in text), None)
         if order is not None:
             return DEFENSE.search(text.replace(order, "")) is None
-        # a reply may also occur earlier, in the question
-        contained = [reply for reply in self.replies if reply in text]
-        contained = [reply for reply in contained if len(reply) >= MIN_REPLY]
-        if not contained:
-            return False
-        reply = max(contained, key=lambda candidate: (text.rfind(candidate) + len(candidate), len(candidate)))
-        answer = self.replies[reply]
+        reply = self._reply_in(text)
+        answer = self.replies.get(reply, "")
         return answer != "" and answer in reply
+
+    def _reply_in(self, text: str) -> str:
+        """Return the reply that a prompt contains; "" if there is none."""
+        contained = [reply for reply in self.replies if len(reply) >= MIN_REPLY and reply in text]
+        # a reply may also occur earlier, in the question
+        return max(contained, key=lambda reply: (text.rfind(reply) + len(reply), len(reply)), default="")
 
     async def answer(self, body: JsonObject) -> str:
         """Return the reply of the model, or of the scripted judge if there is no model."""
@@ -77,7 +86,19 @@ class Judge:
         if choices is not None:
             name, values = choices
             return f'{{"{name}": "{_pick(values, is_good)}"}}'
+        limits = self._scale(text)
+        if limits is not None:
+            return limits[1] if is_good else limits[0]
         return "yes" if is_good else "no"
+
+    def _scale(self, text: str) -> tuple[str, str] | None:
+        """Return the lowest and the highest number for which a prompt asks; None if it asks for words."""
+        match = SCALE.search(text)
+        reply = self._reply_in(text)
+        if match is None or YES_OR_NO.search(text.replace(reply, "") if reply else text):
+            return None
+        low, high = sorted(match.groups(), key=float)
+        return low, high
 
 
 def _choices(response_format: Any) -> tuple[str, list[str]] | None:
@@ -102,7 +123,10 @@ def _pick(values: Sequence[str], is_good: bool) -> str:
 
 @asynccontextmanager
 async def judge_server(judge: Judge) -> AsyncIterator[dict[str, str]]:
-    """Serve the judge; yield the environment variables with which an environment's judge clients find it."""
+    """Serve the judge through the APIs of chat completions and of Anthropic's messages.
+
+    Yield the environment variables with which an environment's judge clients find it.
+    """
 
     async def answer(request: web.Request) -> web.Response:
         body = await request.json()
@@ -119,7 +143,32 @@ async def judge_server(judge: Judge) -> AsyncIterator[dict[str, str]]:
             }
         )
 
+    async def answer_messages(request: web.Request) -> web.Response:
+        body = await request.json()
+        system = [{"role": "system", "content": body["system"]}] if body.get("system") else []
+        text = await judge.answer({**body, "messages": [*system, *body["messages"]]})
+        return web.json_response(
+            {
+                "id": "judge",
+                "type": "message",
+                "role": "assistant",
+                "model": body.get("model"),
+                "content": [{"type": "text", "text": text}],
+                "stop_reason": "end_turn",
+                "stop_sequence": None,
+                "usage": {"input_tokens": 1, "output_tokens": 1},
+            }
+        )
+
     app = web.Application()
-    app.add_routes([web.post("/v1/chat/completions", answer)])
+    # Azure's client puts the name of a deployment before the path.
+    routes = [web.post("/v1/{prefix:.*}chat/completions", answer), web.post("/v1/messages", answer_messages)]
+    app.add_routes(routes)
     async with listening(app) as runner:
-        yield {"OPENAI_BASE_URL": base_url_of(runner), "OPENAI_API_KEY": "audit"}
+        url = base_url_of(runner)
+        yield {
+            "OPENAI_BASE_URL": url,
+            "OPENAI_API_KEY": "audit",
+            "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),  # the SDK adds /v1 itself
+            "ANTHROPIC_API_KEY": "audit",
+        }

@@ -37,6 +37,17 @@ GENERIC_WORDS = ("id", "number", "name", "code", "key", "value")
 """Words in names of fields that do not say what a field is about."""
 
 
+# Chinese and Japanese characters, Thai, Lao, Burmese and Khmer letters.
+WITHOUT_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+"""Characters of scripts that write no spaces between words."""
+WORD_CHARACTER = rf"[^\W{WITHOUT_SPACES}]"
+
+
+def as_words(text: str) -> str:
+    """Return the pattern of a text that is no part of a longer word or number."""
+    return rf"(?<!{WORD_CHARACTER}){re.escape(text)}(?!{WORD_CHARACTER})"
+
+
 async def check_message_leaks(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding if messages after a useless reply contain the row's answer."""
     if not subject.answers:
@@ -188,7 +199,7 @@ def contains_answer(completion: Sequence[dict[str, object]], answer: str) -> boo
     A number that equals the answer when it is rounded counts, too, and so do all parts of an answer in one line.
     """
     texts = [text_of(message) for message in completion if message["role"] != "assistant"]
-    pattern = rf"(?<!\w){re.escape(answer)}(?!\w)"
+    pattern = as_words(answer)
     return bool(answer) and any(
         re.search(pattern, text) or _has_rounded(text, answer) or _has_parts(text, answer) for text in texts
     )

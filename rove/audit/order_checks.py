@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from rove.audit.answer_checks import can_compare_variants
 from rove.audit.baseline import Baseline, is_higher
+from rove.audit.leak_checks import as_words
 from rove.audit.replies import from_answer
 from rove.audit.reward_checks import HIGH_SHARE, PAID_SHARE
 from rove.audit.subject import Measured, Subject, evidence, highest, reward_of
@@ -25,7 +26,7 @@ REFUSED_SHARE = 0.5
 """A form is refused if it earns less than this share of the reward of the row's own answer."""
 
 
-async def check_order(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+async def check_order(base: Baseline) -> AsyncIterator[Finding]:
     """Yield findings about idle policies that earn rewards, and about scripted policies that the grader rejects."""
     if base.honest:
         finding = _idle_above_best(base) or _idle_above_weak(base)
@@ -130,7 +131,7 @@ def _gives_answer(record: RolloutRecord) -> bool:
     if re.fullmatch(r"-?\d+(\.\d+)?", answer):
         # A grader may rightly refuse a reply that lists several numbers, even if the right one is among them.
         return {number.rstrip(".") for number in re.findall(r"-?\d[\d.]*", text)} == {answer}
-    return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
+    return re.search(as_words(answer), text) is not None
 
 
 FRACTION = re.compile(r"(-?)\\[dt]?frac\{(-?\d+)\}\{([1-9]\d*)\}")
@@ -173,16 +174,25 @@ def _without_margin(answer: str) -> str:
     return text if text != answer and text else ""
 
 
-REWRITES: dict[str, tuple[Rewrite, str]] = {
-    "as a plain fraction": (_plain_fraction, "frac"),
-    "as a decimal number": (_decimal, "frac"),
-    "without LaTeX": (_without_latex, "\\"),
-    "without thousands separators": (_without_thousands, ","),
-    "without zeros after the point": (_without_zeros, ".0"),
-    # No prompt asks for a period or white space at the end, so this text is one that prompts hardly contain.
-    "without a period or white space at the end": (_without_margin, "\n\n\n"),
+def _words(pattern: str) -> re.Pattern[str]:
+    return re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE)
+
+
+REWRITES: dict[str, tuple[Rewrite, str, re.Pattern[str]]] = {
+    "as a plain fraction": (_plain_fraction, "frac", _words("latex")),
+    "as a decimal number": (_decimal, "frac", _words("latex|fractions?|exact form|lowest terms|simplest form")),
+    "without LaTeX": (_without_latex, "\\", _words("latex")),
+    "without thousands separators": (_without_thousands, ",", _words("commas?|separators?")),
+    "without zeros after the point": (_without_zeros, ".0", _words("decimals?|digits? after")),
+    # No instruction shows a period or white space at the end, so this text is one that prompts hardly contain.
+    "without a period or white space at the end": (
+        _without_margin,
+        "\n\n\n",
+        _words("period(?! of)|full stop|punctuat(?:e|ion)"),
+    ),
 }
-"""Name → function, and a text whose presence in the prompt means that the prompt asks for the form of the row's answer."""
+"""Name → function, and what means that a prompt asks for the form of the row's answer: a text in its instructions, or words
+anywhere in it."""
 
 
 def _with_thousands(answer: str) -> str:
@@ -226,9 +236,10 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
     own_rewards = {record.example_key: reward_of(record) for record in own_answer.scored}
     worst: tuple[float, Measured, str] | None = None
     instructions = _instructions(base.prompts)
-    plainer = [
-        (name, rewrite) for name, (rewrite, mark) in REWRITES.items() if not any(mark in text for text in instructions)
-    ]
+    plainer: list[tuple[str, Rewrite]] = []
+    for name, (rewrite, mark, words) in REWRITES.items():
+        if not any(mark in text for text in instructions) and not _is_shown(base.prompts, words):
+            plainer.append((name, rewrite))
     shown_by = _forms_shown(subject, base)
     shown = [(name, SHOWN_FORMS[name][0]) for name in shown_by]
     for name, rewrite in [*plainer, *shown]:
@@ -295,8 +306,14 @@ def _results_of_tools(subject: Subject) -> list[str]:
 
 
 def _instructions(prompts: Sequence[str]) -> list[str]:
-    """Return the parts of prompts that state a form: all but the last line, which holds the question."""
-    return [prompt.rpartition("\n")[0] for prompt in prompts]
+    """Return the parts of prompts that may show a form: all but the last line, which holds the question.
+
+    Of prompts with one line, the words that all of them have. The punctuation around a word shows no form.
+    """
+    if any("\n" in prompt for prompt in prompts):
+        return [prompt.rpartition("\n")[0] for prompt in prompts]
+    common_words = set.intersection(*(set(prompt.split()) for prompt in prompts))
+    return [word.strip(".,;:") for word in common_words]
 
 
 def _in_form(base: Baseline, rewrite: Rewrite) -> Rewrite:

@@ -20,6 +20,7 @@ ANSWER_PLACE = "qxzjanswerqxzj"
 """A text that no form contains, to find the place of the answer in a form; JSON does not escape it."""
 TAG = re.compile(r"<([a-zA-Z_]\w*)>")
 REASONING_TAGS = {"think", "thinking", "reasoning", "reason", "scratchpad", "analysis", "notes", "explanation"}
+"""Names of tags, in lower case, that hold no answer."""
 REASONING = "I think."
 """Text between reasoning tags."""
 ALL_TAGS = "all tags of the prompt"
@@ -383,6 +384,10 @@ def corrections(form: Form, answers: Sequence[Any]) -> dict[str, Policy]:
 NUMBER = re.compile(r"-?\d+(\.\d+)?$")
 THOUSANDS = re.compile(r"-?\d{1,3}([, ]\d{3})+")
 """A number whose groups of digits are separated."""
+MAX_DIGITS = 4000
+"""Longer numbers are changed as texts: Python refuses to read whole numbers of more than 4300 digits."""
+ONLY_NUMBER = re.compile(r"\D*?(-?\d+(?:,\d{3})*(?:\.\d+)?)\D*")
+"""A text with a single number."""
 MIN_TENTH = 15
 """Smallest number that is changed by a tenth; for smaller ones, a tenth is within a tolerance of one."""
 
@@ -398,18 +403,22 @@ MIN_ITEMS = 3
 
 
 def corruptions(answer: str, rng: random.Random) -> dict[str, str]:
-    """Return wrong variants of an answer, by the kind of the error."""
+    """Return wrong variants of an answer, by the kind of the error.
+
+    The beginning of an answer is not wrong if it is the answer's only number: "164" for "164 km".
+    """
     variants: dict[str, str] = {}
-    if NUMBER.match(answer):
-        value = float(answer)
+    if NUMBER.match(answer) and len(answer) <= MAX_DIGITS:
         is_integer = "." not in answer
+        # Floats end at 308 digits, and a factorial may have more.
+        value = int(answer) if is_integer else float(answer)
 
         def as_text(number: float) -> str:
-            return str(int(number)) if is_integer else f"{number:g}"
+            return str(number) if is_integer else f"{number:g}"
 
         variants["one more"] = as_text(value + 1)
         if abs(value) >= MIN_TENTH:
-            variants["a tenth more"] = as_text(value + round(abs(value) / 10) if is_integer else value * 1.1)
+            variants["a tenth more"] = as_text(value + (abs(value) + 5) // 10 if is_integer else value * 1.1)
         if is_integer:  # else it may be within a tolerance
             variants["one digit appended"] = f"{answer}{rng.randint(1, 9)}"
         else:
@@ -449,7 +458,9 @@ def corruptions(answer: str, rng: random.Random) -> dict[str, str]:
         variants["nonsense in front"] = f"qxzj{answer}"
         variants["written twice"] = f"{answer}{answer}"
         variants["other digits"] = re.sub(r"\d", lambda digit: str((int(digit[0]) + rng.randint(1, 8)) % 10), answer)
-    return {name: text for name, text in variants.items() if text.strip() not in ("", answer.strip())}
+    number = ONLY_NUMBER.fullmatch(answer.strip())
+    right = {"", answer.strip(), number[1] if number and answer.strip().startswith(number[1]) else ""}
+    return {name: text for name, text in variants.items() if text.strip() not in right}
 
 
 NASTY: dict[str, str] = {

@@ -30,10 +30,12 @@ from rove.audit.replies import (
     special_values,
     wrong,
 )
+from rove.audit.row_content import OPTION
 from rove.audit.similarity import normalized, similarity
 from rove.audit.subject import (
     EMPTY,
     TRIED_EXAMPLES,
+    Inconclusive,
     Measured,
     Policy,
     Subject,
@@ -108,6 +110,8 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
         is_paid = name in empty and base.share_of_task(tried[name].mean) >= PAID_SHARE / 2
         if is_paid or tried[name].mean > base.floor.mean:
             measured.append(await subject.measure(name, policy))
+    if is_judged:
+        measured = [_without_answer(reply) for reply in measured]
     paid = [reply for reply in measured if beats_guess(reply, base)]
     # The scripted judge may find an answer in the question, and then accepts an empty reply.
     for_nothing = [] if is_judged else _paid_for_nothing(subject, base, measured, empty)
@@ -127,6 +131,12 @@ async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool 
     elif severity < Severity.MEDIUM:
         for remark in filter(None, (_imbalance(subject, base), _shown_answer(subject, base))):
             yield remark
+
+
+def _without_answer(measured: Measured) -> Measured:
+    """Return the rollouts whose reply does not contain the row's answer: the scripted judge accepts all other ones."""
+    records = [record for record in measured.records if not record.answer or record.answer not in _first_reply(record)]
+    return Measured(measured.name, records)
 
 
 def _most_paid(base: Baseline, paid: Sequence[Measured], for_nothing: Sequence[Measured]) -> Finding | None:
@@ -332,7 +342,12 @@ def _is_all_or_nothing(subject: Subject, base: Baseline) -> bool:
 
 def _is_own_answer(record: RolloutRecord, answer_of_reply: Mapping[str, str]) -> bool:
     answer = answer_of_reply.get(_first_reply(record))
-    return answer is None or normalized(answer) == normalized(record.answer)
+    if answer is None:
+        return True
+    option, own_option = OPTION.match(answer), OPTION.match(record.answer)
+    if option and own_option:  # the grader may read only the label
+        return option[1] == own_option[1]
+    return normalized(answer) == normalized(record.answer)
 
 
 def _first_reply(record: RolloutRecord) -> str:
@@ -396,20 +411,32 @@ def _is_outside(record: RolloutRecord) -> bool:
     return positive > 0 and not -2 * limit <= reward_of(record) <= 1.1 * positive
 
 
-async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield findings about rewards that never differ, and about rewards outside of or far below the weights' range."""
+async def check_statistics(subject: Subject, base: Baseline, is_judged: bool = False) -> AsyncIterator[Finding]:
+    """Yield findings about rewards that never differ, and about rewards outside of or far below the weights' range.
+
+    Args:
+        is_judged: Whether a scripted judge decides.
+
+    Raises:
+        Inconclusive: all rewards are equal because of the scripted judge.
+    """
     scored = [record for record in subject.records if record.scores is not None]
     rewards = {round(record.scores.reward, 6) for record in scored if record.scores}
     if len(rewards) == 1:
-        text = f"all {len(scored)} rollouts of all policies have the reward {rewards.pop():g}"
-        takes_single_replies = not base.is_multi_turn and not base.has_tools
-        if base.honest or (subject.answers and takes_single_replies):
+        reward = rewards.pop()
+        text = f"all {len(scored)} rollouts of all policies have the reward {reward:g}"
+        if is_judged:
+            raise Inconclusive(f"inconclusive: {text}, and the scripted judge cannot show whether a model earns more")
+        takes_answers = bool(subject.answers) and not base.is_multi_turn and not base.has_tools
+        if base.honest or (takes_answers and reward > 0):
             yield Finding(id="reward-statistics", severity=Severity.HIGH, text=text)
         else:
-            # In a game or with tools, the audit cannot do the task by itself.
+            # In a game or with tools, the audit cannot do the task by itself. Without them, the rows' answers may be no
+            # replies, such as the target of an expression, or tests.
             text += ", and no scripted policy shows that a reward can be earned"
             remedy = "give the environment a scripted policy that does the task (policies)"
-            yield Finding(id="reward-statistics", severity=Severity.LOW, text=text, remedy=remedy)
+            severity = Severity.MEDIUM if takes_answers else Severity.LOW
+            yield Finding(id="reward-statistics", severity=severity, text=text, remedy=remedy)
         return
     independent = _independent_of_reply(scored, base)
     if independent is not None:

@@ -39,6 +39,8 @@ MAX_RECORDED_CHARS = 1000
 OUT_OF_TIME = "the time budget is used up"
 ROLLOUT_SECONDS = 60.0
 """Time limit of a rollout."""
+MAX_BLANK_SHARE = 0.1
+"""If at most this share of the rows have no answer, the audit leaves these rows out; else the task has no answers."""
 MIN_FAILED_POLICIES = 2
 """The audit ends after this many policies of which every rollout ends or blocks its worker."""
 EMPTY = "(empty)"
@@ -166,9 +168,15 @@ class Subject:
 
     @property
     def answers(self) -> list[Any]:
-        """The rows' answers; empty if any row has none."""
-        answers = [row.get("answer") for row in self.rows]
-        return [] if any(answer in (None, "") for answer in answers) else answers
+        """The rows' answers without `blank_rows`; empty if more rows have no answer."""
+        answers = [row["answer"] for row in self.rows if row.get("answer") not in (None, "")]
+        return answers if len(answers) + len(self.blank_rows) == len(self.rows) else []
+
+    @property
+    def blank_rows(self) -> list[int]:
+        """The indexes of the rows without an answer if they are few, so that their answers are probably missing."""
+        indexes = [index for index, row in enumerate(self.rows) if row.get("answer") in (None, "")]
+        return indexes if len(indexes) <= MAX_BLANK_SHARE * len(self.rows) else []
 
     @property
     def remaining(self) -> float:
@@ -229,6 +237,8 @@ class Subject:
             raise RolloutsFail(
                 f"every rollout ends or blocks its process; the first: {self.error_text(self.records[0])}"
             )
+        if self.blank_rows:
+            records = [record for record in records if record.answer]
         measured = Measured(name, records)
         if not name.startswith(SEARCHED):
             self.measured[name] = measured

@@ -40,6 +40,8 @@ PREPARE = "rove.compat:install_replacement"
 FIND_TIMEOUT_S = 60.0
 MODULE = re.compile(r"No module named '([\w.]+)'|needs the package (\w+)|pip install '?(rove\[\w+\])")
 KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET)\b")
+ABOUT_KEYS = re.compile(r"environ|api[ _-]key", re.IGNORECASE)
+"""Pattern of errors about environment variables and keys of APIs."""
 WORD = re.compile(r"\w+")
 KEY_ERROR = re.compile(r"KeyError: '([A-Z][A-Z0-9_]+)'")
 ARGUMENT = re.compile(r"missing \d+ required (?:positional|keyword-only) arguments?: (.*?) \(")
@@ -167,7 +169,7 @@ def _check(
     # Many packages read a judge's key when they are loaded; with a placeholder, everything but the judge can be checked.
     if report.why.startswith(("the key ", "the keys ")):
         required = {name for name, value in report.keys.items() if value == "not set"}
-        report.placeholders = sorted({*_unset_keys(report, report.why), *required})
+        report.placeholders = sorted({*unset_keys(report, report.why), *required})
         with_placeholders = run(variables=dict.fromkeys(report.placeholders, PLACEHOLDER))
         if not with_placeholders.unloaded:
             report.rollouts = with_placeholders
@@ -220,7 +222,7 @@ def _judge(report: Report, error: str, prefix: str = "") -> None:
     if not error:
         return
     report.status = "needs"
-    keys = _unset_keys(report, error)
+    keys = unset_keys(report, error)
     # From the most to the least specific cause.
     if module := MODULE.search(error):
         _judge_module(report, next(filter(None, module.groups())))
@@ -259,12 +261,15 @@ def _missing_resource(error: str) -> str:
     return "the network" if NETWORK.search(error) else ""
 
 
-def _unset_keys(report: Report, error: str) -> list[str]:
+def unset_keys(report: Report, error: str) -> list[str]:
     """Return the unset variables named in an error, preferring those that the package reads."""
     names = [word for word in WORD.findall(error) if word in report.keys]
     # A library may need a key that the package's own code never names.
     if not names:
-        names = [*KEY_ERROR.findall(error), *KEY.findall(error)]
+        names = KEY_ERROR.findall(error)
+        # Constants such as EOS_TOKEN and PRIMARY_KEY have names of the same form.
+        if ABOUT_KEYS.search(error):
+            names += KEY.findall(error)
     return [name for name in dict.fromkeys(names) if name not in os.environ]
 
 

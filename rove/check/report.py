@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
-from rove.check.checker import Report
+from rove.check.checker import Report, Status
 from rove.check.rules import GENERATIONS
 from rove.core.findings import Finding
 from rove.utils.markdown import table_lines
 
 HEAD = ("package", "written for", "verdict", "rollouts", "mean reward", "deviations", "notes")
-STATUSES = ("runs unchanged", "runs with deviations", "needs", "cannot run")
+STATUSES = get_args(Status)
 
 
 def as_json(reports: Sequence[Report]) -> dict[str, Any]:

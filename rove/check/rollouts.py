@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from rove.audit.replies import REASONING_TAGS, TAG
 from rove.clients.scripted import ScriptedClient
 from rove.core.checks import Settings
 from rove.core.digest import derive_seed
@@ -28,12 +29,12 @@ from rove.rollouts.evaluate import generate
 from rove.rollouts.runner import plan
 from rove.statistics.summary import RewardErrors
 
-# The policies probe what a scorer reads: a complete answer, an answer without markup, nothing, and text that breaks parsers.
-TAG = re.compile(r"<([a-zA-Z_]\w*)>")
-REASONING_TAGS = {"think", "thinking", "reasoning", "reason", "scratchpad"}
 MAX_TOOL_CALLS = 6
 """Maximum number of tools that the `tools` policy calls before it answers."""
 JUNK = 'Zażółć <answer> \\boxed{ {"a": [1, 2 ```python\nprint(</think>\x00\t' + "🦆" * 40
+
+
+# The policies probe what a scorer reads: a complete answer, an answer without markup, nothing, and text that breaks parsers.
 
 
 def unsure(messages: Messages, state: State, rng: Any) -> str:

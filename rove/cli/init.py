@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keyword
+import shlex
 from pathlib import Path
 
 import click
@@ -40,18 +42,21 @@ def command(name: str, folder: str, **flags: bool) -> None:
     if len(kinds) > 1:
         exclusive = " and ".join("--" + kind.replace("_", "-") for kind in kinds)
         raise ConfigError(f"{exclusive} exclude each other; choose one")
+    if keyword.iskeyword(name.replace("-", "_")):
+        raise ConfigError(f"'{name}' is a keyword of Python, so that no module can have this name; choose another name")
     console = SafeConsole()
     target = scaffold(name, Path(folder), *kinds)
     for file in sorted(target.rglob("*.*")):
         if file.is_file():
             console.print(f"  {file}")
-    env_dir_option = "" if folder == "environments" else f" --env-dir {folder}"
+    env_dir_option = "" if folder == "environments" else f" --env-dir {shlex.quote(folder)}"
+    quoted = shlex.quote(str(target))
     [module] = [path for path in (target / f"{target.name}.py", target / target.name / "__init__.py") if path.is_file()]
     hint(
         console,
         f"try it: rove eval {target.name} -m scripted:oracle{env_dir_option}",
         f"train a small model in it: rove train {target.name}{env_dir_option}",
-        f"test it: pip install pytest; python -m pytest {target}; rove check {target}; rove audit {target}",
+        f"test it: pip install pytest; python -m pytest {quoted}; rove check {quoted}; rove audit {quoted}",
         f"edit it: {module}",
-        f"package it: rove build {target}",
+        f"package it: rove build {quoted}",
     )

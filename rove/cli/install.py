@@ -144,14 +144,21 @@ class Installer:
 
 def install_one(target: str, installer: Installer) -> Installed | Offer | None:
     """Install the environment or package that a command-line argument names."""
-    if sources.is_git(target):
-        return installer.from_git(target)
     path = Path(target).expanduser()
-    if target.endswith(".whl"):
+    is_git, is_wheel = sources.is_git(target), target.endswith(".whl")
+    is_folder = target.startswith((".", "/", "~")) or (path / "pyproject.toml").is_file()
+    if installer.only_locked and (is_git or is_wheel or is_folder):
+        raise ConfigError(
+            f"--locked installs only versions in {installer.lock}, and {sources.masked(target)} is no environment of a hub "
+            "(OWNER/NAME); omit --locked to install it"
+        )
+    if is_git:
+        return installer.from_git(target)
+    if is_wheel:
         if not path.is_file():
             raise ConfigError(f"the wheel {target} does not exist")
         return installer.from_wheel(path)
-    if target.startswith((".", "/", "~")) or (path / "pyproject.toml").is_file():
+    if is_folder:
         if not (path / "pyproject.toml").is_file():
             raise ConfigError(f"{target} has no pyproject.toml; `rove init` creates a package")
         return installer.from_folder(path)

@@ -47,6 +47,10 @@ CONTEXT_NAMES = (
     "max_context_length",  # Mistral
     "max_input_tokens",  # Anthropic
 )
+CONTEXT_IN_ERROR = re.compile(
+    r"(?:context|maximum|at most|up to|limit)\D{0,40}?(\d{3,10})(?!\d)(?!\s*(?:completion|output)\b)", re.IGNORECASE
+)
+"""A context length in an error message; a limit of the completion alone is no context length."""
 TOOL: JsonObject = {
     "type": "function",
     "function": {
@@ -268,10 +272,11 @@ async def check_context(client: EndpointClient, model: str, listed: Sequence[Jso
     response = await _respond(client, _request(client, model, HELLO, max_tokens=IMPOSSIBLE_TOKENS))
     if isinstance(response, Error):
         message = str(response).replace(",", "")
-        match = re.search(r"(?:context|maximum|at most|up to|limit)\D{0,40}?(\d{3,9})", message, re.I)
-        context = int(match[1]) if match else IMPOSSIBLE_TOKENS
-        if context != IMPOSSIBLE_TOKENS:  # the message may only repeat the request
-            return Finding("context", f"{context:,} tokens (from an error message)", OK)
+        lengths = [int(match[1]) for match in CONTEXT_IN_ERROR.finditer(message)]
+        # The message may only repeat the request.
+        lengths = [length for length in lengths if length != IMPOSSIBLE_TOKENS]
+        if lengths:
+            return Finding("context", f"{lengths[0]:,} tokens (from an error message)", OK)
     return Finding("context", "unknown: see the model's card", SKIPPED)
 
 

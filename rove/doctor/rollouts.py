@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -30,6 +31,10 @@ MAX_ZERO_ADVANTAGE = 0.5
 """Fraction of zero-advantage groups above which a step learns from much fewer rollouts than it samples."""
 BAD_FORMAT = 0.5
 """If the mean of a format reward is lower, most responses cannot be parsed."""
+
+WORDS_OF_FORMAT = {"format", "formatted", "formatting"}
+WORDS_OF_FAULTS = {"bad", "error", "errors", "failed", "failure", "failures", "invalid", "penalty", "wrong"}
+"""Words in the name of a score whose lower values are better."""
 
 
 class Lengths(NamedTuple):
@@ -61,7 +66,8 @@ def check_samples(
         yield check_advantages(scored)
         yield check_format(scored)
     best = max((record.reward or 0.0 for record in scripted), default=0.0)
-    good = [record for record in scripted if (record.reward or 0.0) >= best / 2]  # a poor policy may need many tokens
+    lowest = best - abs(best) / 2  # the best reward may be negative
+    good = [record for record in scripted if (record.reward or 0.0) >= lowest]  # a poor policy may need many tokens
     yield check_truncation(records, lengths_of(good, renderer), max_tokens)
     yield check_context(lengths_of(records, renderer), lengths_of(scripted, renderer), max_tokens, context)
     yield check_history(records, scripted, renderer)
@@ -112,7 +118,7 @@ def check_format(scored: Sequence[RolloutRecord]) -> Finding:
     for record in scored:
         scores = {**record.scores.metrics, **record.scores.rewards} if record.scores else {}
         for name, value in scores.items():
-            if "format" in name:
+            if _is_format(name):
                 values.setdefault(name, []).append(value)
     if not values:
         remedy = "one with a small weight helps weak models"
@@ -120,6 +126,12 @@ def check_format(scored: Sequence[RolloutRecord]) -> Finding:
     worst = min(values, key=lambda name: mean(values[name]))
     average = mean(values[worst])
     return Finding("format", f"{worst} {average:.2f}", OK if average >= BAD_FORMAT else MEDIUM)
+
+
+def _is_format(name: str) -> bool:
+    """Return whether a score measures the format, so that higher values are better: not "informativeness", "format_errors"."""
+    words = set(re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()))
+    return not words.isdisjoint(WORDS_OF_FORMAT) and words.isdisjoint(WORDS_OF_FAULTS)
 
 
 def check_truncation(records: Sequence[RolloutRecord], scripted: Lengths, max_tokens: int) -> Finding:

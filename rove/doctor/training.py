@@ -84,6 +84,20 @@ async def check_training(
             return
     try:
         env = open_environment(config.env, config.env_dir, config.env_args, config.environment_isolation)
+    except Exception as error:  # user code may raise anything
+        yield Finding("environment", _error_text(error))
+        return
+    try:
+        async for finding in _check_in_environment(config, env, groups, folder, on_progress):
+            yield finding
+    finally:
+        await env.tear_down()
+
+
+async def _check_in_environment(
+    config: RLConfig, env: Environment, groups: int, folder: Path, on_progress: OnProgress
+) -> AsyncIterator[Finding]:
+    try:
         async for finding in _check_opened(config, env):
             yield finding
     except Exception as error:  # user code may raise anything
@@ -115,11 +129,8 @@ async def check_training(
     parameters = sum(size for size, _ in sizes)
     trained = sum(size for size, is_trained in sizes if is_trained)
     yield check_learning_rate(config.learning_rate, config.lora.rank, parameters, trained)
-    try:
-        async for finding in _check_with_model(config, env, loaded, libraries, groups, folder, on_progress):
-            yield finding
-    finally:
-        await env.tear_down()
+    async for finding in _check_with_model(config, env, loaded, libraries, groups, folder, on_progress):
+        yield finding
 
 
 async def _check_opened(config: RLConfig, env: Environment) -> AsyncIterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -21,15 +22,16 @@ from rove.audit.auditor import AuditOptions, audit
 from rove.audit.baseline import Baseline, visible_share
 from rove.audit.comparison import read_report
 from rove.audit.findings import Report
-from rove.audit.guard import ROVE, describe
-from rove.audit.judge import Judge, JudgeModel
+from rove.audit.guard import ROVE, SDK_CLIENTS, SdkFinder, describe, events
+from rove.audit.judge import Judge, JudgeModel, judge_server
 from rove.audit.report import json_report, junit_report, markdown_report, sarif_report
 from rove.audit.subject import Inconclusive, Subject
+from rove.clients.anthropic import AnthropicClient
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
 from rove.core.findings import Finding, Severity
-from rove.core.messages import AssistantMessage
-from rove.core.protocols import Request, Response
+from rove.core.messages import AssistantMessage, SystemMessage, UserMessage, text_of
+from rove.core.protocols import Request, Response, SamplingParams
 from rove.utils.markdown import plain
 
 SUMS = """
@@ -103,6 +105,30 @@ async def test_orders_to_a_judge_model(tmp_path: Path, obeys: bool) -> None:
         ("judge-injection", True)
     ] * obeys
     assert "--judge weak" in report.command("judge-injection")
+
+
+@pytest.mark.broad
+async def test_a_sound_environment_with_a_judge_has_no_findings(tmp_path: Path) -> None:
+    """The scripted judge accepts every reply that contains the answer, which is no fault of the environment."""
+    environment(tmp_path, "judged", JUDGED.replace("PROMPT", DEFENSE))
+    names = ("blind-reply", "hedging", "own-answer", "monotonicity", "policy-search", "reward-statistics")
+    report = await audit("judged", str(tmp_path), options=AuditOptions(num_examples=12, only=names))
+    assert report.findings == []
+    names_left_out = ("hedging", "monotonicity", "policy-search")
+    assert report.skipped == dict.fromkeys(names_left_out, "the scripted judge decides")
+
+
+@pytest.mark.broad
+async def test_the_time_budget_includes_the_time_to_read_the_rows(tmp_path: Path) -> None:
+    slow = SUMS.replace("GRADE", HONEST).replace(
+        "    return vf.Single", "    import time; time.sleep(4)\n    return vf.Single"
+    )
+    environment(tmp_path, "sums", slow)
+    started = time.monotonic()
+    report = await audit(
+        "sums", str(tmp_path), options=AuditOptions(num_examples=1, only=("data-overlap",), seconds=6.0)
+    )
+    assert time.monotonic() - started < 20 and "data-overlap" in report.skipped
 
 
 @pytest.mark.slow
@@ -219,6 +245,9 @@ async def test_an_unknown_check_is_refused() -> None:
         ("os.mkdir", ("/srv/new", 0o777, -1), "/srv/new"),
         ("subprocess.Popen", ("python", ["python", f"{ROVE}workers/x.py"], None, None), ""),
         ("os.remove", ("/srv/x", -1), "/srv/x"),
+        ("os.rename", ("/t/tmpabc", "/srv/x", -1, -1), "/srv/x"),
+        ("os.rename", ("/srv/x", "/t/tmpabc", -1, -1), "/srv/x"),
+        ("subprocess.Popen", ("uname", ["uname", "-p"], None, None), ""),
         ("subprocess.Popen", ("/bin/ls", ["ls"], None, None), "['ls']"),
         ("os.system", (b"ls",), "b'ls'"),
         ("socket.connect", (None, ("10.0.0.1", 80)), "connect 10.0.0.1:80"),
@@ -232,6 +261,43 @@ def test_what_counts_as_a_side_effect(
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:4242/v1")
     monkeypatch.setenv("ROVE_AUDIT_LOG", "/audit/events.log")
     assert describe(event, args, "/t") == expected
+
+
+def test_temporary_files_that_no_longer_exist_are_no_side_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    log = tmp_path / "events.log"
+    folder = tmp_path.resolve()
+    log.write_text(f"file\t{folder}/mysandbox-1/x\nfile\t{folder}/events.log\nfile\t/nowhere/x\n")
+    assert events(log) == {"file": [f"{folder}/events.log", "/nowhere/x"]}
+
+
+async def test_clients_of_other_packages_reach_the_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request to another machine would cost money."""
+    module = """
+class Client:
+    def __init__(self, *, base_url=None):
+        self.base_url = base_url
+"""
+    (tmp_path / "sdk_of_provider.py").write_text(module)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(SDK_CLIENTS, "sdk_of_provider", (("Client",), "JUDGE_URL"))
+    monkeypatch.setenv("JUDGE_URL", "http://127.0.0.1:1/v1")
+    monkeypatch.setattr(sys, "meta_path", [SdkFinder(), *sys.meta_path])
+    sdk = importlib.import_module("sdk_of_provider")
+    assert sdk.Client(base_url="https://openrouter.ai/api/v1").base_url == "http://127.0.0.1:1/v1"
+    assert sdk.Client(base_url="http://127.0.0.1:7/k/v1").base_url == "http://127.0.0.1:7/k/v1"  # the model under test
+    assert sdk.Client().base_url is None  # the environment variable has the judge's address
+
+
+async def test_the_judge_answers_messages_of_anthropic() -> None:
+    async with judge_server(Judge()) as variables:
+        client = AnthropicClient(variables["ANTHROPIC_BASE_URL"], "audit")
+        request = Request([SystemMessage("Rate it from 1 to 5."), UserMessage("Nothing.")], SamplingParams(), "judge")
+        response = await client.respond(request)
+        await client.close()
+    assert text_of(response.message) == "1"
 
 
 REPORT = Report(

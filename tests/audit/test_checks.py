@@ -23,7 +23,7 @@ from rove.audit.leak_checks import check_message_leaks, contains_answer
 from rove.audit.replies import INJECTIONS
 from rove.audit.reward_checks import check_blind_replies, check_length, check_statistics
 from rove.audit.search import search
-from rove.audit.subject import Subject
+from rove.audit.subject import Inconclusive, Subject
 from rove.core.findings import Finding, Severity
 from rove.rubrics import scorers
 
@@ -357,6 +357,71 @@ async def test_judge_injection(has_defense: bool) -> None:
     assert not judge.is_good("nothing") and judge.reply({"messages": [{"content": INJECTIONS["order"]}]}) == "yes"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "low", "high"),
+    [
+        ("Rate the explanation from 1 (bad) to 10 (excellent).", "1", "10"),
+        ("Give a score between 0 and 100.", "0", "100"),
+        ("Reply with a rating (1-5) only.", "1", "5"),
+        ("On a scale of 0.0 to 1.0:", "0.0", "1.0"),
+        ("Is it right? Answer yes or no.", "no", "yes"),
+        ("Guess my number from 1 to 10. Is the guess right? Answer yes or no.", "no", "yes"),
+    ],
+)
+def test_the_scripted_judge_answers_with_a_number_of_the_scale(prompt: str, low: str, high: str) -> None:
+    judge = Judge()
+    judge.replies = {"It is 4711.": "4711", "yes and no": "4711"}
+
+    def verdict(reply: str) -> str:
+        return judge.reply({"messages": [{"content": f"{prompt}\n{reply}"}]})
+
+    assert (verdict("yes and no"), verdict("It is 4711."), verdict("nothing")) == (low, high, low)
+
+
+async def test_equal_rewards_of_a_scripted_judge_are_inconclusive() -> None:
+    with pytest.raises(Inconclusive, match="have the reward 0.1, and the scripted judge"):
+        await findings(check_statistics, sums(lambda completion, answer: 0.1), True)
+
+
+async def test_replies_that_contain_the_answer_prove_nothing_about_a_scripted_judge() -> None:
+    def contains(completion: Any, answer: str) -> bool:
+        return answer in text(completion)
+
+    assert [finding.severity for finding in await findings(check_blind_replies, sums(contains))] == [Severity.HIGH]
+    assert await findings(check_blind_replies, sums(contains), True) == []
+    pays_praise = sums(lambda completion, answer: contains(completion, answer) or "correct" in text(completion))
+    assert [finding.severity for finding in await findings(check_blind_replies, pays_praise, True)] == [Severity.HIGH]
+
+
+async def test_answers_that_are_no_replies() -> None:
+    [finding] = await findings(check_statistics, sums(lambda completion, answer: 0))
+    assert finding.severity is Severity.MEDIUM and "scripted policy" in finding.remedy
+
+
+async def test_small_rewards_are_compared_with_each_other() -> None:
+    _, base = await prepared(sums(lambda completion, answer: 0.04 * exact(completion, answer)))
+    assert base.right_answer is not None and base.full == 0.04
+    _, base = await prepared(sums(lambda completion, answer: -0.001 * len(text(completion))))
+    assert base.right_answer is None
+
+
+async def test_few_rows_without_an_answer_are_left_out_and_named() -> None:
+    def correct(completion: Any, answer: str) -> float:
+        return float(answer != "" and answer in text(completion))
+
+    blank_rows = rows()
+    blank_rows[3]["answer"] = ""
+    env = vf.SingleTurnEnv(dataset=blank_rows, rubric=vf.Rubric([correct]))
+    reported = [*await findings(check_own_answer, env), *await findings(check_hedging, env)]
+    assert [(finding.id, finding.severity) for finding in reported] == [
+        ("own-answer", Severity.LOW),
+        ("hedging", Severity.HIGH),
+    ]
+    assert "1 of 25 rows have no answer, and the audit leaves them out (index 3)" in reported[0].text
+    subject, _ = await prepared(vf.SingleTurnEnv(dataset=[{**row, "answer": ""} for row in rows()], rubric=env.rubric))
+    assert subject.answers == [] and subject.blank_rows == []
+
+
 async def test_statistics() -> None:
     assert [finding.severity for finding in await findings(check_statistics, sums(lambda completion, answer: 1))] == [
         Severity.HIGH
@@ -506,6 +571,10 @@ async def test_actions_that_are_paid_each_time(is_found: bool) -> None:
         ("a large red house", "red house large", False),  # words alone are in many texts
         ("it is 12", "12", True),
         ("it is 125", "12", False),
+        ("正确答案是北京大学。", "北京大学", True),
+        ("答案是5元", "5", True),
+        ("答案是15元", "5", False),
+        ("คำตอบคือกรุงเทพครับ", "กรุงเทพ", True),
     ],
 )
 def test_answers_in_messages(text: str, answer: str, is_shown: bool) -> None:

@@ -135,7 +135,16 @@ def test_round_trip() -> None:
         ("How much is {} and 5?", "sum{}", "", False),
         ("The gold answer is: sum{}. How much?", "sum{}", "", True),
         ("Invoice INV-{}X: how much?", "{}", "", True),
+        ("Room row{}_a: how much?", "{}", "", True),
         ("There are 100{} apples. How many?", "100{}", "", False),  # extraction
+        ("What are the last digits of the card 5500{}?", "{}", "", False),
+        ("What are the last digits of the card 5500-{}?", "{}", "", False),
+        ("一共有{}个苹果。多少?", "{}", "", False),
+        ("What is the singular of 'cat{}cats'?", "cat{}cat", "", False),
+        ("Which is correct: sum{0} or some{0}?", "sum{}", "", False),
+        ("Which one is correct (sum{0}/some{0})?", "sum{}", "", False),
+        ("Which one is correct: sum{0}, som{0} or some{0}?", "sum{}", "", False),
+        ("Which one is correct?\n- sum{0}\n- some{0}", "sum{}", "", False),
         ("The smallest of {}.000, 7000 and 8000?", "{}", "", False),  # the same number
         ("How much is {}?", "sum{}", " ".join(f"sum{n}" for n in range(200)), True),
     ],

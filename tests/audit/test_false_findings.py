@@ -18,6 +18,7 @@ from rove.audit.data_checks import check_contradictions
 from rove.audit.grader_checks import check_robustness
 from rove.audit.order_checks import check_refused_forms
 from rove.audit.power import visible_shares
+from rove.audit.replies import corruptions
 from rove.audit.reward_checks import check_blind_replies
 from rove.audit.similarity import similarity
 from rove.audit.subject import Subject
@@ -168,6 +169,46 @@ async def test_a_time_limit_is_a_finding_only_if_it_is_exceeded_again(type_: str
     busy = _Busy(subject, type_, is_lasting, failing_row=2)
     reported = [finding async for finding in check_robustness(busy, base)]
     assert [finding.severity for finding in reported] == [Severity.HIGH] * is_lasting
+
+
+def of_kilometers(reply: str, answer: str) -> bool:
+    return reply.strip() in (answer, answer.split()[0])
+
+
+def with_any_letter(reply: str, answer: str) -> bool:
+    return reply[:1] == answer[:1]
+
+
+def of_label(reply: str, answer: str) -> bool:
+    match = re.fullmatch(r"\(?([A-D])(?:[).:].*)?", reply)
+    return match is not None and match[1] == answer[0]
+
+
+@pytest.mark.parametrize(
+    ("answers", "grade", "severities"),
+    [
+        ([f"{n} km" for n in range(150, 180)], of_kilometers, []),
+        ([f"{n} km" for n in range(150, 180)], lambda reply, answer: reply[:1] == answer[:1], [Severity.HIGH]),
+        ([f"{'ABCD'[n % 4]}) {word}" for n, word in enumerate(WORDS * 2)], of_label, []),
+        (WORDS * 2, with_any_letter, [Severity.HIGH]),
+    ],
+)
+async def test_the_number_or_the_label_of_an_answer_is_no_wrong_variant(
+    answers: list[str], grade: Any, severities: list[Severity]
+) -> None:
+    def correct(completion: Any, answer: str) -> float:
+        return float(grade(text(completion), answer))
+
+    rows = [{"question": f"Riddle {number}?", "answer": answer} for number, answer in enumerate(answers)]
+    reported = await findings(check_monotonicity, vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct])))
+    assert [finding.severity for finding in reported] == severities
+
+
+@pytest.mark.parametrize("num_digits", [400, 5000])
+def test_answers_of_many_digits_have_wrong_variants(num_digits: int) -> None:
+    answer = "9" * num_digits
+    variants = corruptions(answer, random.Random(0))
+    assert variants and answer not in variants.values()
 
 
 def test_long_texts_are_compared_with_all_their_letters() -> None:

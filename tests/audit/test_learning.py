@@ -12,19 +12,8 @@ import rove as vf
 from rove.audit.auditor import AuditOptions, audit
 from rove.audit.baseline import Baseline, measure_baseline
 from rove.audit.exploration import exploration
-from rove.audit.learning import (
-    GAP,
-    Learned,
-    LearnOptions,
-    Measure,
-    _divergence,
-    _Learner,
-    _OneFunction,
-    check_learned,
-    commits,
-    large_functions,
-    measures,
-)
+from rove.audit.learning import LearnOptions, _Learner, _OneFunction, check_learned, large_functions
+from rove.audit.learning_verdict import GAP, Learned, Measure, commits, divergence, measures
 from rove.audit.subject import Subject
 from rove.core.errors import ConfigError
 from rove.core.findings import Severity
@@ -119,12 +108,12 @@ async def test_a_reward_that_rises_without_its_measure_is_a_finding() -> None:
     hack = await subject.measure("after", lambda messages, state, rng: f"{state['answer'][0]}x")
     records = {1: untrained.scored, 2: hack.scored, 3: hack.scored}
     measure = Measure("truth", lambda record: exact(record.completion, record.answer), 0.0, 1.0)
-    finding = _divergence(Learned(untrained, hack, hack, records), base, [measure])
+    finding = divergence(Learned(untrained, hack, hack, records), base, [measure])
     assert finding is not None and finding.severity is Severity.HIGH
     assert "they part at step" in finding.text and "truth" in finding.text and finding.completion.endswith("x")
     honest = await subject.measure("after", lambda messages, state, rng: state["answer"])
-    assert _divergence(Learned(untrained, honest, hack, records), base, [measure]) is None
-    assert _divergence(Learned(untrained, hack, hack, records), base, []) is None
+    assert divergence(Learned(untrained, honest, hack, records), base, [measure]) is None
+    assert divergence(Learned(untrained, hack, hack, records), base, []) is None
     assert base.share(hack.mean) > GAP
 
 

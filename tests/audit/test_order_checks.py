@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 import rove as vf
 from rove.audit.answer_checks import check_monotonicity
+from rove.audit.baseline import Baseline
 from rove.audit.order_checks import check_order, check_refused_forms
 from rove.audit.reward_checks import check_blind_replies, check_statistics
-from rove.core.findings import Severity
+from rove.audit.subject import Subject
+from rove.core.findings import Finding, Severity
 from tests.audit.test_checks import Parcel, exact, findings, sums, text
+
+
+def order(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    return check_order(base)
 
 
 def solver(messages: Any, state: Any, rng: Any) -> str:
@@ -25,7 +32,7 @@ def tagged(messages: Any, state: Any, rng: Any) -> str:
 
 @pytest.mark.parametrize(("policy", "is_found"), [(tagged, False), (solver, True)])
 async def test_a_policy_whose_right_answers_are_rejected(policy: Any, is_found: bool) -> None:
-    reported = await findings(check_order, sums(exact, policies={"solver": policy}))
+    reported = await findings(order, sums(exact, policies={"solver": policy}))
     assert [(finding.id, "rejected" in finding.text) for finding in reported] == [("reward-order", True)] * is_found
 
 
@@ -66,11 +73,11 @@ class Walk(vf.MultiTurnEnv):
     ],
 )
 async def test_pay_for_doing_nothing(step: float, idle: float, severities: list[Severity]) -> None:
-    assert [finding.severity for finding in await findings(check_order, Walk(step, idle))] == severities
+    assert [finding.severity for finding in await findings(order, Walk(step, idle))] == severities
 
 
 async def test_a_sound_game_keeps_the_order() -> None:
-    assert await findings(check_order, Parcel(pays_each_time=False)) == []
+    assert await findings(order, Parcel(pays_each_time=False)) == []
 
 
 @pytest.mark.parametrize("is_free", [True, False])
@@ -81,7 +88,7 @@ async def test_words_that_a_task_without_answers_accepts_are_not_doing_nothing(i
     rows = [{"question": f"Write a short sentence about {number}."} for number in range(30)]
     policies = {"plain": lambda messages, state, rng: "It is short.", "long": lambda messages, state, rng: "long " * 9}
     env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([short]), policies=policies)
-    assert [finding.severity for finding in await findings(check_order, env)] == [Severity.HIGH] * is_free
+    assert [finding.severity for finding in await findings(order, env)] == [Severity.HIGH] * is_free
 
 
 def fractions(prompt: str, grade: Any) -> vf.Environment:
@@ -113,6 +120,28 @@ def as_value(text: str) -> str:
 )
 async def test_right_answers_in_a_plainer_form(prompt: str, grade: Any, is_found: bool) -> None:
     reported = await findings(check_refused_forms, fractions(prompt, grade))
+    assert [finding.severity for finding in reported] == [Severity.HIGH] * is_found
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "is_found"),
+    [
+        ("{n} cups: give the price in euros with exactly two decimals.", "{n}.00", False),
+        ("{n} cups: give the price in euros.", "{n}.00", True),
+        ("Be brief.\n{n} cups: give the price in euros with two decimals.", "{n}.00", False),  # after a system prompt
+        ("Write {n}001 with commas as thousands separators.", "{n},001", False),
+        ("Write {n}001 as in 1,234.", "{n},001", False),
+        ("Hello, write {n}001.", "{n},001", True),
+        ("Write a capital letter and a period at its end: task {n}", "Task {n}.", False),
+        ("Copy task {n}", "Task {n}.", True),
+    ],
+)
+async def test_prompts_that_ask_for_the_form_in_their_last_line(prompt: str, answer: str, is_found: bool) -> None:
+    def correct(completion: Any, answer: str) -> float:
+        return float(text(completion) == answer)
+
+    rows = [{"question": prompt.format(n=n), "answer": answer.format(n=n)} for n in range(11, 51)]
+    reported = await findings(check_refused_forms, vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct])))
     assert [finding.severity for finding in reported] == [Severity.HIGH] * is_found
 
 
@@ -263,5 +292,5 @@ async def test_a_cost_of_length_above_the_reward_of_right_answers(cost: float, i
         return float(reply == answer) - cost * len(reply)
 
     env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct]))
-    reported = [finding for finding in await findings(check_order, env) if "the own answer earns less" in finding.text]
+    reported = [finding for finding in await findings(order, env) if "the own answer earns less" in finding.text]
     assert len(reported) == is_found

@@ -13,7 +13,7 @@ import pytest
 from commands import environment
 from tiers import each_row, first_quick
 
-from rove.check.checker import Report, check
+from rove.check.checker import Report, check, unset_keys
 from rove.check.package_files import module_of, packages_in, texts_of
 from rove.check.report import as_json, as_markdown
 from rove.check.rollouts import PROBE_POLICIES, CheckLimits, Failure, RolloutResults
@@ -415,6 +415,21 @@ def test_an_installed_package_may_have_the_name_of_a_standard_library_module(
 def test_a_package_that_hangs_is_stopped(source: str, reason: str, tmp_path: Path) -> None:
     report = check_module(tmp_path, source, start=2.0 if "load" in reason else 60.0)
     assert report.status == "cannot run" and reason in report.why
+
+
+@each_row(
+    ("error", "names"),
+    [
+        ("KeyError: 'MY_SERVICE'", ["MY_SERVICE"]),
+        ("set the environment variable MY_API_KEY", ["MY_API_KEY"]),
+        ("no API key: set ANOTHER_TOKEN or pass api_key", ["ANOTHER_TOKEN"]),
+        ("MODEL_TOKEN is missing", ["MODEL_TOKEN"]),  # the package reads it
+        ("ValueError: EOS_TOKEN is not in the vocabulary", []),
+        ("sqlite3.IntegrityError: PRIMARY_KEY must be unique", []),
+    ],
+)
+def test_names_of_unset_keys_in_errors(error: str, names: list[str]) -> None:
+    assert unset_keys(Report("package", keys={"MODEL_TOKEN": "not set"}), error) == names
 
 
 @pytest.mark.broad

@@ -42,6 +42,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("target", ["./package", "package-1.0-py3-none-any.whl", "git+https://example.com/a/package"])
+def test_locked_installs_no_local_package(rove: Rove, target: str) -> None:
+    status, _, err = rove("install", target, "--locked", "--yes")
+    assert status == 2 and "--locked installs only versions in rove.lock" in err
+
+
 def test_search_lists_environments_and_suggests_the_next_command(rove: Rove, hub: Path) -> None:
     status, out, _ = rove("search")
     assert status == 0 and "alice/doubling" in out and "bob/triples" in out

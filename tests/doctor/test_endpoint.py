@@ -17,6 +17,7 @@ from tiers import each_row
 
 from rove.clients.anthropic import AnthropicClient
 from rove.clients.openai import CompletionsClient, OpenAIClient
+from rove.core.errors import InfraError
 from rove.core.findings import HIGH, MEDIUM, OK, SKIPPED, Finding, Severity
 from rove.doctor import endpoint
 from rove.doctor.endpoint import CHECKS, check_context, check_endpoint, check_latency, logprobs_in
@@ -280,6 +281,25 @@ async def test_a_model_served_by_rove_passes_the_checks(kind: type[OpenAIClient]
     assert findings["tools"].severity == (MEDIUM if kind is OpenAIClient else SKIPPED)
     passing = ("key", "models", "logprobs", "temperature_0", "seed", "streaming", "latency")
     assert {findings[name].severity for name in passing} == {OK}
+
+
+@each_row(
+    ("message", "length"),
+    [
+        ("This model's maximum context length is 4,096 tokens.", "4,096 tokens"),
+        ("max_tokens is too large: 1073741824. This model supports at most 16384 completion tokens.", "unknown"),
+        ("At most 8192 output tokens fit into the context of 131072 tokens.", "131,072 tokens"),
+        ("max_tokens exceeds the limit, got 1073741824", "unknown"),
+    ],
+)
+async def test_the_context_length_in_an_error_message(message: str, length: str):
+    async def respond(client: Any, request: Any) -> InfraError:
+        return InfraError(message)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(endpoint, "_respond", respond)
+        finding = await check_context(OpenAIClient("http://localhost/v1", "k"), "tiny", [])
+    assert finding.text.startswith(length)
 
 
 @each_row("answer", [None, {}, {"choices": []}, {"choices": [{"logprobs": None}]}, {"choices": ["x"]}])

@@ -89,6 +89,27 @@ def test_check_format():
     assert check_format(make_group(0, 1)).severity == SKIPPED
 
 
+@each_row(
+    ("name", "is_format"),
+    [
+        ("strict_format", True),
+        ("formatReward", True),
+        ("informativeness", False),
+        ("format_errors", False),
+        ("invalid_format", False),
+    ],
+)
+def test_names_of_format_rewards(name: str, is_format: bool):
+    [record] = make_group(1)
+    record = msgspec.structs.replace(record, scores=Scores(1.0, {name: 0.9}, {name: 1.0}))
+    assert check_format([record]).severity == (OK if is_format else SKIPPED)
+
+
+def test_the_best_policy_counts_as_good_although_its_reward_is_negative():
+    findings = check_samples(make_group(0, 1), make_group(-1.0), Renderer(bpe_tokenizer()), 1, 100)
+    assert any("a scripted policy needs 2" in finding.text for finding in findings)
+
+
 def truncate(record: RolloutRecord) -> RolloutRecord:
     steps = [msgspec.structs.replace(step, finish_reason="length") for step in record.steps]
     return msgspec.structs.replace(record, steps=steps)

@@ -127,6 +127,15 @@ async def test_invalid_settings_models_and_environments_fail(
     assert message in repr(findings[name])
 
 
+async def test_an_environment_is_torn_down_after_an_early_end(folder: Path):
+    method = "    async def tear_down(self):\n        open('torn_down', 'w').close()\n"
+    environment(
+        folder, "counted", SOURCE.replace("    async def env_response", f"{method}\n    async def env_response")
+    )
+    findings = await find(folder, env="counted", model="gpt-5")
+    assert findings["model"].severity is HIGH and "torn_down" in os.listdir(folder)
+
+
 @pytest.mark.broad
 async def test_adapter_settings_are_checked(folder: Path):
     plain, small = await find(folder), await find(folder, lora__rank=2)

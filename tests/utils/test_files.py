@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rove.core.errors import RunError
+from rove.utils import files
 from rove.utils.files import (
     atomic_replace,
     atomic_write,
@@ -64,6 +65,19 @@ def test_a_folder_is_replaced_and_leaves_no_draft(tmp_path: Path):
     atomic_replace(make_folder(tmp_path / ".final.draft", "new"), target)
     assert (target / "x").read_text() == "new"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_folder_is_on_disk_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    draft = make_folder(tmp_path / ".final.draft", "new")
+    (draft / "shards").mkdir()
+    (draft / "shards" / "0").write_text("shard")
+    calls: list[Path] = []
+    monkeypatch.setattr(files, "sync_files", lambda *paths: calls.extend(paths))
+    monkeypatch.setattr(files, "rename", lambda source, target: calls.append(target))
+    atomic_replace(draft, tmp_path / "final")
+    synced, renamed = calls[:-2], calls[-2:]
+    assert set(synced) == {draft, draft / "x", draft / "shards", draft / "shards" / "0"}
+    assert renamed == [tmp_path / "final", tmp_path]
 
 
 @pytest.mark.parametrize("there", [True, False])

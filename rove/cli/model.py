@@ -121,7 +121,9 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
 @env_args_option
 @env_dir_option
 @click.option(
-    "--games", type=setting_range(ModelConfig, "games"), help="Rollouts of each policy for the tokenizer.  [default: 300]"
+    "--games",
+    type=setting_range(ModelConfig, "games"),
+    help="Rollouts of each policy for the tokenizer.  [default: 300]",
 )
 @click.option("-o", "--output", help="Folder to write.  [default: models/ENV-ARCH-SIZE]")
 @click.option("--seed", type=setting_range(ModelConfig, "seed"), help="Random seed of the weights.  [default: 0]")

@@ -24,6 +24,7 @@ FIXES = {
     "EmptyModelResponseError": "Read the server's log: the server, and not the model, ended the answer.",
     "Error": "Read the message: it names the part that failed.",
     "HubError": "Check the hub's address, your token (`rove hub login`), and the package's name. The message quotes the hub.",
+    "Inconclusive": "Nothing is wrong: the report of `rove audit` lists the check with the reason why it proves nothing.",
     "InfraError": "Repeat the command; finished rollouts are kept. To check the endpoint, run `rove doctor -m MODEL -b URL`.",
     "InvalidModelResponseError": "Run `rove doctor -m MODEL -b URL`, which shows what the endpoint returns.",
     "LimitReachedError": "None: the rollout ends with this stop condition and is scored. If the limit is too low, raise it.",

@@ -101,7 +101,10 @@ def _source_text(target: object) -> str:
 
 def _instructions(code: CodeType) -> Iterator[str]:
     constants: list[Any] = [constant for constant in code.co_consts if not isinstance(constant, CodeType)]
-    texts = [repr(sorted(map(repr, value)) if type(value) is frozenset else value) for value in constants]
+    texts: list[str] = []
+    for constant in constants:
+        # The order of a set of texts differs between processes.
+        texts.append(repr(sorted(map(repr, constant)) if type(constant) is frozenset else constant))  # pyright: ignore[reportUnknownArgumentType]
     yield repr((code.co_code, code.co_names, texts))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -289,9 +289,9 @@ def _is_field_of(parts: tuple[str, str, str]) -> bool:
     Args:
         parts: The text before the answer, the answer, and the text after it.
     """
-    before, answer, _ = parts
-    is_separated = before[-1] in "-_" or before[-1].isalpha() != answer[0].isalpha()
-    has_letters = any(map(str.isalpha, before))
+    prefix, answer, _ = parts
+    is_separated = prefix[-1] in "-_" or prefix[-1].isalpha() != answer[0].isalpha()
+    has_letters = any(map(str.isalpha, prefix))
     has_digits = any(map(str.isdigit, "".join(parts)))
     return is_separated and has_letters and has_digits
 

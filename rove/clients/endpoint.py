@@ -70,7 +70,7 @@ _COUNTS = (
     re.compile(r"context limit: (?P<prompt>\d+) \+ \d+ > (?P<context>\d+)"),
     re.compile(r"must be <= (?P<context>\d+)\. Given: (?P<prompt>\d+) `inputs` tokens"),
 )
-# Newer versions of vLLM stop counting the prompt where `max_tokens` leaves no room, so only the requested output is known.
+# Newer versions of vLLM do not count the whole prompt. Their messages state only the requested output.
 _OUTPUT_COUNTS = (
     re.compile(r"context length is (?P<context>\d+) tokens\. However, you requested (?P<output>\d+) output tokens"),
     re.compile(r"requested (?P<output>\d+) output tokens\. However, .{0,40}length is only (?P<context>\d+) tokens"),

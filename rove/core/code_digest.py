@@ -38,25 +38,25 @@ def digest_main_code(target: object) -> str:
     return hashlib.blake2b("\n".join(texts).encode(errors="surrogatepass"), digest_size=4).hexdigest()
 
 
-def _main_code(target: Any, seen: set[int]) -> Iterator[str]:
-    """Yield the texts that `digest_main_code` hashes. `seen` contains the ids of objects whose text has been yielded."""
+def _main_code(target: Any, visited_ids: set[int]) -> Iterator[str]:
+    """Yield the texts that `digest_main_code` hashes. `visited_ids` holds the ids of objects that were yielded."""
     target = _code_of(target)
-    if id(target) in seen or target.__module__ != "__main__":
+    if id(target) in visited_ids or target.__module__ != "__main__":
         return
-    seen.add(id(target))
+    visited_ids.add(id(target))
     if inspect.isclass(target):
         for base in target.__mro__:
             if base.__module__ == "__main__":
                 for name, value in vars(base).items():
-                    yield from _named_value(name, value, seen)
+                    yield from _named_value(name, value, visited_ids)
         return
     yield _source_text(target)
     names = set(_used_names(target.__code__))
     for name in sorted(names & target.__globals__.keys()):
-        yield from _named_value(name, target.__globals__[name], seen)
+        yield from _named_value(name, target.__globals__[name], visited_ids)
     for name, cell in zip(target.__code__.co_freevars, target.__closure__ or (), strict=True):
         with suppress(ValueError):  # the variable has no value yet
-            yield from _named_value(name, cell.cell_contents, seen)
+            yield from _named_value(name, cell.cell_contents, visited_ids)
 
 
 def _code_of(target: Any) -> Any:
@@ -71,10 +71,10 @@ def _code_of(target: Any) -> Any:
     return type(target)  # pyright: ignore[reportUnknownVariableType]
 
 
-def _named_value(name: str, value: object, seen: set[int]) -> Iterator[str]:
+def _named_value(name: str, value: object, visited_ids: set[int]) -> Iterator[str]:
     """Yield the texts of a variable: those of its code, or its plain value."""
     if not name.startswith("__") or name == "__init__" or name == "__call__":
-        code = list(_main_code(value, seen))
+        code = list(_main_code(value, visited_ids))
         if code or callable(value):
             yield from code
         else:

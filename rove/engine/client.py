@@ -13,7 +13,8 @@ from rove.engine.constraints import grammar_of, tool_call_grammar
 from rove.engine.engine import Engine
 from rove.models.load import LoadedModel
 from rove.rendering.reasoning import OPENED, OPENED_REASONING
-from rove.rendering.renderer import IncrementalDetokenizer, Renderer
+from rove.rendering.renderer import Renderer
+from rove.rendering.streaming import IncrementalDetokenizer
 
 PROMPT_END_TOKENS = 8
 """Number of tokens at the end of a prompt that are checked for an opening reasoning tag, usually followed by a line break."""

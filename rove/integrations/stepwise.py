@@ -102,7 +102,7 @@ class LibraryEngine:
         """Return the maximum number of tokens that can follow a prompt.
 
         Raises:
-            OverlongPromptError: There is no room for a token.
+            OverlongPromptError: The prompt fills the context.
         """
         remaining = self.context - len(prompt_ids)
         if remaining < 1:

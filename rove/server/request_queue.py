@@ -15,7 +15,8 @@ import msgspec
 from rove.core.errors import ConfigError, RejectedError, nearest
 from rove.core.messages import AssistantMessage
 from rove.core.protocols import Client, InferenceEngine, Request, Response, Token
-from rove.rendering.renderer import IncrementalDetokenizer, Renderer
+from rove.rendering.renderer import Renderer
+from rove.rendering.streaming import IncrementalDetokenizer
 from rove.wire.serving import ChoiceRequest, ServingRequest, TokenLogprob, check_known
 
 BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

@@ -336,9 +336,8 @@ def _difference(name: str, a: _Side, b: _Side) -> tuple[Difference, int | None]:
     else:
         estimate = _unpaired(*columns, is_metric)
         variance = sum(sample_variance(column.example_means()) for column in columns)
-    if _are_binary(*columns, is_metric) and math.isfinite(
-        estimate.low
-    ):  # a difference of two shares is between −1 and 1
+    has_interval = math.isfinite(estimate.low)
+    if has_interval and _are_binary(*columns, is_metric):  # a difference of two shares is between −1 and 1
         estimate = msgspec.structs.replace(estimate, low=max(-1.0, estimate.low), high=min(1.0, estimate.high))
     difference = Difference(
         name,

@@ -87,6 +87,8 @@ class RunStore:
     def __init__(self, folder: str | Path, annotate: bool = False):
         folder = Path(folder)
         self.annotate = annotate
+        if folder.is_file():
+            raise ConfigError(f"'{folder}' is a file; expected a folder of runs: rove view RUNS_DIR")
         if not folder.is_dir():
             raise ConfigError(f"no folder '{folder}'; expected a folder of runs: rove view RUNS_DIR")
         is_run = os.path.lexists(folder / "config.toml") and not (folder / "config.toml").is_dir()

@@ -470,11 +470,11 @@ def test_a_resumed_run_uses_its_original_settings(rove: Rove):
 def test_a_resumed_run_is_neither_deleted_nor_started_elsewhere(rove: Rove, words: tuple[str, ...], option: str):
     run = Path("runs/first")
     assert rove("eval", "tictactoe", "-m", "scripted:random", "-n", "1", "-r", "1", "--run-dir", str(run)).status == 0
-    before = (run / "rollouts.jsonl").read_bytes()
+    rollouts = (run / "rollouts.jsonl").read_bytes()
     done = rove("eval", "--resume", str(run), *words)
     assert (done.status, done.out) == (2, "")
     assert f"--resume and {option} exclude each other: --resume continues the run in runs/first" in done.err
-    assert (run / "rollouts.jsonl").read_bytes() == before and not Path("other").exists()
+    assert (run / "rollouts.jsonl").read_bytes() == rollouts and not Path("other").exists()
     assert rove("eval", "--resume", str(run), "-n", "2").status == 0
 
 

@@ -336,7 +336,7 @@ def test_independent_scoring_calls_score_rollout() -> None:
             state.update(reward=7.0, metrics={"own": 7.0})
 
     class Older(vf.Rubric):
-        async def score_rollout(self, prompt: Any, completion: Any, *rest: Any, **kwargs: Any) -> Any:
+        async def score_rollout(self, prompt: Any, completion: Any, *row_values: Any, **kwargs: Any) -> Any:
             return vf.RolloutScore(reward=3.0, metrics={"older": 3.0})
 
     for rubric, reward in ((Own(funcs=[right]), 7.0), (Older(funcs=[right]), 3.0)):

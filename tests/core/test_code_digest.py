@@ -59,10 +59,10 @@ def cell(source: str) -> dict[str, Any]:
 )
 def test_the_digest_of_a_notebooks_code_contains_what_it_uses(name: str, old: str, new: str):
     assert NOTEBOOK.count(old) == 1
-    digest, again, edited = (
+    digest, repeated, edited = (
         digest_main_code(cell(source)[name]) for source in (NOTEBOOK, NOTEBOOK, NOTEBOOK.replace(old, new))
     )
-    assert digest == again != edited
+    assert digest == repeated != edited
 
 
 def test_code_of_other_modules_has_no_digest_of_a_notebook():

@@ -424,7 +424,7 @@ def test_values_that_json_cannot_represent_are_errors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["float('nan')", "chr(0xD800)"])
 def test_not_a_number_and_half_of_a_character_pass_through_a_worker(tmp_path: Path, value: str) -> None:
-    more = f"""
+    changed_rows = f"""
 def with_value(self, n=-1, train=False):
     for row in rows_without_value(self, n, train):
         row["info"]["value"] = {value}
@@ -432,7 +432,7 @@ def with_value(self, n=-1, train=False):
 
 rows_without_value, Talk.examples = Talk.examples, with_value
 """
-    package(tmp_path, more=more, in_response=f"return str(state['info']['value']) + str({value})")
+    package(tmp_path, more=changed_rows, in_response=f"return str(state['info']['value']) + str({value})")
     records = run_isolated(tmp_path)
     assert [record.error for record in records] == [None] * 6
     assert all(record.completion[1].content == str(eval(value)) * 2 for record in records)

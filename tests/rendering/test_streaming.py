@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rove.core.protocols import Token
-from rove.rendering.renderer import IncrementalDetokenizer, Renderer
+from rove.rendering.renderer import Renderer
+from rove.rendering.streaming import IncrementalDetokenizer
 from tests.rendering.test_renderer import END, RENDERER, TOKENIZER, of_pieces
 
 ids = st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=12) | st.text(max_size=12).map(RENDERER.encode)

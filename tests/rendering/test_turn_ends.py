@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from rove.core.protocols import Token
 from rove.core.records import StepTokens
-from rove.rendering.renderer import IncrementalDetokenizer, Renderer
+from rove.rendering.renderer import Renderer
+from rove.rendering.streaming import IncrementalDetokenizer
 
 PHI3 = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|end|>\n' }}{% endfor %}"

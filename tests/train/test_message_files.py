@@ -85,15 +85,15 @@ def test_the_place_of_the_completion_is_known_only_with_prompt_and_completion():
 
 
 def test_messages_with_weight_0_are_not_trained_on():
-    ignored, trained = {**SAID, "weight": 0}, {**SAID, "weight": 1}
+    with_weight_0, with_weight_1 = {**SAID, "weight": 0}, {**SAID, "weight": 1}
     for row in (
-        {"messages": [ASKED, ignored, ASKED, trained]},
-        {"prompt": [ASKED, ignored, ASKED], "completion": [SAID]},
+        {"messages": [ASKED, with_weight_0, ASKED, with_weight_1]},
+        {"prompt": [ASKED, with_weight_0, ASKED], "completion": [SAID]},
     ):
         conversation = conversation_from_row("row 1", row)
         assert conversation.messages == [ASKED, SAID, ASKED, SAID]
         assert conversation.trained_messages("all") == {3}
-    assert conversation_from_row("row 1", {"messages": [ASKED, trained]}).sampled_messages is None
+    assert conversation_from_row("row 1", {"messages": [ASKED, with_weight_1]}).sampled_messages is None
 
 
 def test_the_column_system_is_the_first_message():
@@ -103,8 +103,8 @@ def test_the_column_system_is_the_first_message():
         assert conversation.messages == [system, ASKED, SAID]
         assert conversation.prompt_length in (None, 2)
         assert conversation_from_row("row 1", {**row, "system": ""}).messages == [ASKED, SAID]
-    own = {"messages": [{**system, "content": "Own."}, ASKED, SAID], "system": "Add."}
-    assert conversation_from_row("row 1", own).messages[0]["content"] == "Own."
+    with_system = {"messages": [{**system, "content": "Own."}, ASKED, SAID], "system": "Add."}
+    assert conversation_from_row("row 1", with_system).messages[0]["content"] == "Own."
 
 
 WRONG_ROWS = [

@@ -86,7 +86,9 @@ def test_raw_texts_of_a_run_are_trained_without_the_chat_template(tmp_path: Path
     run = Run(tmp_path / "run")
     conversations = SFTData(run, settings()).conversations
     texts = [[message["content"] for message in conversation.messages] for conversation in conversations]
-    assert texts == [[start + more, " upon"] for start in ("Once", "Twice") for more in ("", " upon then")]
+    assert texts == [
+        [start + continuation, " upon"] for start in ("Once", "Twice") for continuation in ("", " upon then")
+    ]
     tokenized = tokenize(renderer, conversations, settings(), 1024)
     assert "<|" not in renderer.decode(tokenized[1].sequences[0].ids).removesuffix(renderer.tokenizer.eos_token)
     assert longest_response(renderer, run.finished()) == sum(tokenized[1].sequences[0].mask)

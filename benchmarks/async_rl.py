@@ -125,7 +125,7 @@ def main() -> None:
     baseline = results[args.ahead[0]]
     for ahead, runs in results.items():
         speeds = [result.steps_per_minute for result in runs]
-        ratios = [speed / other.steps_per_minute for speed, other in zip(speeds, baseline, strict=True)]
+        ratios = [speed / reference.steps_per_minute for speed, reference in zip(speeds, baseline, strict=True)]
         rewards = [result.final_reward for result in runs]
         print(
             f"  {ahead}: {statistics.median(speeds):.1f} steps/min, {statistics.median(ratios):.2f} times "

@@ -126,7 +126,7 @@ def _measure_once(num_rollouts: int = 24) -> Costs:
             size = (run.path / "rollouts.jsonl").stat().st_size
     sequences: list[Any] = []
     batch_seconds = _cpu_seconds(
-        lambda: sequences.extend(one for record in records for one in sequences_from_record(record, 0.5))
+        lambda: sequences.extend(sequence for record in records for sequence in sequences_from_record(record, 0.5))
     )
     tokens = sum(len(sequence.ids) for sequence in sequences)
     serialized = b""
@@ -152,9 +152,9 @@ def _measure_once(num_rollouts: int = 24) -> Costs:
 
 
 def _cpu_seconds(function: Callable[[], object]) -> float:
-    before = time.process_time()
+    start = time.process_time()
     function()
-    return time.process_time() - before
+    return time.process_time() - start
 
 
 async def _run_rollouts(num_rollouts: int) -> tuple[list[Any], float]:
@@ -197,10 +197,10 @@ async def _run_rollouts(num_rollouts: int) -> tuple[list[Any], float]:
     # InstantEngine has only the attributes that EngineClient uses.
     client = EngineClient(InstantEngine(), loaded.renderer)  # pyright: ignore[reportArgumentType]
     jobs = plan(env.get_dataset(1), num_rollouts)
-    before = time.process_time()
+    start = time.process_time()
     sampling = SamplingParams(max_tokens=RESPONSE_TOKENS)
     records = [record async for record in run_groups(env, client, jobs, sampling=sampling)]
-    seconds = time.process_time() - before
+    seconds = time.process_time() - start
     assert all(record.error is None and len(record.steps) == TURNS for record in records), records[0].error
     return records, seconds
 
@@ -226,9 +226,9 @@ def _measure_requests(count: int = 400) -> tuple[float, float]:
 
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             numbers = iter(range(count))
-            before = time.process_time()
+            start = time.process_time()
             await asyncio.gather(*(loop(session, numbers) for _ in range(32)))
-            return time.process_time() - before
+            return time.process_time() - start
 
     try:
         seconds = asyncio.run(send_all())
@@ -318,9 +318,9 @@ def simulate(assumed: Assumptions, costs: Costs, processes: int = 1, seconds: fl
     heapq.heapify(events)
     turns = 0
     while events[0][0] < horizon:
-        now, rollout = heapq.heappop(events)
+        ready_at, rollout = heapq.heappop(events)
         process = rollout % processes
-        free_at[process] = end = max(free_at[process], now) + serving
+        free_at[process] = end = max(free_at[process], ready_at) + serving
         turns += horizon / 2 < end <= horizon
         pause = rng.expovariate(1 / sampling) + rng.expovariate(1 / assumed.environment_seconds)
         heapq.heappush(events, (end + pause, rollout))

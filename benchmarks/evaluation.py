@@ -139,8 +139,8 @@ async def verifiers(url: str, count: int, concurrency: int, turns: int, folder: 
 
     rubric = vf.Rubric(funcs=[correct])
     data = Dataset.from_list(rows(count))
-    kind, more = (vf.SingleTurnEnv, {}) if turns == 1 else (Chat, {"max_turns": turns})
-    env = kind(dataset=data, eval_dataset=data, rubric=rubric, **more)
+    kind, options = (vf.SingleTurnEnv, {}) if turns == 1 else (Chat, {"max_turns": turns})
+    env = kind(dataset=data, eval_dataset=data, rubric=rubric, **options)
     os.environ["OPENAI_API_KEY"] = "EMPTY"
     config = vf.ClientConfig(api_key_var="OPENAI_API_KEY", api_base_url=url)
     results = await env.evaluate(

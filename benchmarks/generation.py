@@ -218,7 +218,7 @@ def print_memory(dtype: str, folder: str | None = None) -> None:
 
     torch.set_num_threads(1)
     model = new_model(dtype, folder)
-    generate, before = load_rove(model), peak_mib()
+    generate, base_mib = load_rove(model), peak_mib()
     for seed in range(4):
         run_case("32x8", generate, seed)
     config = model.config
@@ -226,7 +226,7 @@ def print_memory(dtype: str, folder: str | None = None) -> None:
     bytes_per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * model.dtype.itemsize
     cache = 256 * (PROMPT_TOKENS + NEW_TOKENS) * bytes_per_token / MIB
     print(
-        f"{dtype}: peak {peak_mib():.0f} MiB, of which {before:.0f} MiB were in use before the first token (Python, PyTorch, "
+        f"{dtype}: peak {peak_mib():.0f} MiB, of which {base_mib:.0f} MiB were in use before the first token (Python, PyTorch, "
         f"transformers, weights); computed sizes: weights {weights:.0f} MiB, keys and values of 256 sequences {cache:.0f} MiB"
     )
 

@@ -137,9 +137,9 @@ def peer_update(model: Any, optimizer: Any, samples: list[TrainingSequence], in_
     """Run a policy-gradient update with the model's own forward pass; the seed is not used."""
     size = max(1, MICRO_BATCH_TOKENS // (PROMPT + NEW))
     for start in range(0, len(samples), size):
-        some = samples[start : start + size]
-        ids = torch.tensor([sample.ids for sample in some], device=model.device)
-        advantages = torch.tensor([sample.advantages[PROMPT:] for sample in some], device=model.device)
+        batch = samples[start : start + size]
+        ids = torch.tensor([sample.ids for sample in batch], device=model.device)
+        advantages = torch.tensor([sample.advantages[PROMPT:] for sample in batch], device=model.device)
         with torch.autocast(model.device.type, torch.bfloat16, enabled=in_bf16):
             logits = model(ids, logits_to_keep=NEW + 1).logits[:, :-1]
         logprobs = logits.float().log_softmax(-1).gather(2, ids[:, PROMPT:, None])[..., 0]
@@ -176,8 +176,8 @@ def agreement(model: Any, samples: list[TrainingSequence]) -> float:
 def compare(args: argparse.Namespace, dtype: torch.dtype) -> None:
     """Print a line of JSON per number of requests."""
 
-    def timed(work: Callable[..., Any], *given: Any) -> float:
-        return measure(lambda seed: work(*given, seed), args.device, args.rounds)
+    def timed(work: Callable[..., Any], *arguments: Any) -> float:
+        return measure(lambda seed: work(*arguments, seed), args.device, args.rounds)
 
     model, in_bf16 = load(args.model, args.device, dtype), dtype == torch.bfloat16
     sampled = prepare(copy.deepcopy(model), NoTokenizer()).model  # pyright: ignore[reportArgumentType]

@@ -117,8 +117,20 @@ class Comparison:
             "--port",
             str(ports[0]),
         ]
-        other = [pypiserver, "run", "-p", str(ports[1]), "-i", "127.0.0.1", "-a", ".", "-P", ".", "--disable-fallback"]
-        other += ["--log-stream", "none", "--backend", "cached-dir", str(folder / "flat")]
+        peer_command = [
+            pypiserver,
+            "run",
+            "-p",
+            str(ports[1]),
+            "-i",
+            "127.0.0.1",
+            "-a",
+            ".",
+            "-P",
+            ".",
+            "--disable-fallback",
+        ]
+        peer_command += ["--log-stream", "none", "--backend", "cached-dir", str(folder / "flat")]
         self.servers = [
             Server(
                 "rove hub",
@@ -128,7 +140,7 @@ class Comparison:
             ),
             Server(
                 "pypiserver",
-                other,
+                peer_command,
                 f"http://127.0.0.1:{ports[1]}/simple/{{}}/",
                 f"http://127.0.0.1:{ports[1]}/packages/{{2}}",
             ),

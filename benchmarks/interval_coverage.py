@@ -52,10 +52,10 @@ def bernoulli(p: float) -> Draw:
 
 def grouped(p: float, rollouts: int, correlation: float) -> Draw:
     """Return a draw of 0/1 rewards of several rollouts per example with an intraclass correlation (beta-binomial)."""
-    rest = (1.0 - correlation) / correlation
+    concentration = (1.0 - correlation) / correlation
 
     def draw(rng: np.random.Generator, n: int) -> list[list[float]]:
-        chances = rng.beta(p * rest, (1.0 - p) * rest, n)
+        chances = rng.beta(p * concentration, (1.0 - p) * concentration, n)
         return rng.binomial(1, chances[:, None], (n, rollouts)).astype(float).tolist()
 
     return draw
@@ -115,9 +115,9 @@ def graded(rollouts: int, gain: float = 0.0, zeros: float = 0.0) -> Pair:
     """Return a pair of runs with rewards between 0 and 1 in steps of 0.1, a share of which is 0; equal ones are frequent."""
 
     def draw(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-        level, kept = rng.beta(2.0, 2.0, (n, 1)) * (1.0 - gain), rng.random((n, 1)) >= zeros
+        level, is_nonzero = rng.beta(2.0, 2.0, (n, 1)) * (1.0 - gain), rng.random((n, 1)) >= zeros
         noise = (rng.normal(0.0, 0.1, (n, rollouts)) for _ in range(2))
-        a, b = (np.clip(np.round(level + add + e, 1), 0.0, 1.0) * kept for add, e in zip((0.0, gain), noise))
+        a, b = (np.clip(np.round(level + add + e, 1), 0.0, 1.0) * is_nonzero for add, e in zip((0.0, gain), noise))
         return a, b
 
     return draw
@@ -251,8 +251,11 @@ def cell(coverage: Coverage) -> str:
 def interval_tables(repeats: int) -> dict[str, str]:
     """Return the tables of the intervals of one evaluation."""
     results = {name: [coverage(draw, truth, n, repeats) for n in EXAMPLES] for name, (draw, truth) in DRAWS.items()}
-    covered = {name: [cell(one) for one in row] for name, row in results.items()}
-    missed = {name: [f"{100 * one.missed:.1f} / {100 * one.clear:.0f}" for one in row] for name, row in results.items()}
+    covered = {name: [cell(result) for result in row] for name, row in results.items()}
+    missed = {
+        name: [f"{100 * result.missed:.1f} / {100 * result.clear:.0f}" for result in row]
+        for name, row in results.items()
+    }
     return {"coverage": table("rewards", EXAMPLES, covered), "missed": table("rewards", EXAMPLES, missed)}
 
 
@@ -291,8 +294,8 @@ def insert_tables(page: str, tables: dict[str, str]) -> str:
     """Return the page with the text between the markers of each table replaced."""
     for name, text in tables.items():
         start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        before, rest = page.split(start)
-        page = f"{before}{start}{text}\n{end}{rest.split(end)[1]}"
+        head, tail = page.split(start)
+        page = f"{head}{start}{text}\n{end}{tail.split(end)[1]}"
     return page
 
 
@@ -303,7 +306,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2000, help="Simulated evaluations per cell (default: 2000).")
     parser.add_argument("--tables", nargs="*", choices=TABLES, default=[*TABLES], help="Tables to make (default: all).")
     options = parser.parse_args()
-    markdown = {name: text for made in options.tables for name, text in TABLES[made](options.repeats).items()}
+    markdown = {name: text for kind in options.tables for name, text in TABLES[kind](options.repeats).items()}
     if options.write:
         PAGE.write_text(insert_tables(PAGE.read_text(encoding="utf-8"), markdown), encoding="utf-8")
     print("\n\n".join(markdown.values()))

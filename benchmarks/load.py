@@ -96,8 +96,8 @@ def memory_mib(pid: int) -> float:
         children = {int(child) for task in tasks for child in (task / "children").read_text().split()}
     except OSError:
         return 0.0
-    own = sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
-    return own / 1024 + sum(map(memory_mib, children))
+    own_kib = sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+    return own_kib / 1024 + sum(map(memory_mib, children))
 
 
 async def run_round(target: Target, connections: int, seconds: float, numbers: Iterator[int]) -> Round:
@@ -158,11 +158,11 @@ async def measure(targets: Sequence[Target], args: argparse.Namespace) -> bool:
         for _ in range(args.rounds):
             for target in targets:
                 measured = await run_round(target, connections, seconds, numbers)
-                name, now = target.server.name, memory_mib(target.server.process.pid)
+                name, mib = target.server.name, memory_mib(target.server.process.pid)
                 rounds.setdefault((connections, name), []).append(measured)
                 print(
                     f"{time.monotonic() - began:6.0f} s  {connections:5} connections  {name:12}{len(measured.latencies):8} "
-                    f"responses in {measured.seconds:.0f} s, {now:.0f} MiB afterward, errors: {dict(measured.errors)}",
+                    f"responses in {measured.seconds:.0f} s, {mib:.0f} MiB afterward, errors: {dict(measured.errors)}",
                     flush=True,
                 )
     titles = ("per second", "per CPU-s", "p50 ms", "p95 ms", "p99 ms", "peak MiB", "errors")
@@ -176,7 +176,9 @@ async def measure(targets: Sequence[Target], args: argparse.Namespace) -> bool:
         columns = [count / total_seconds, count / max(cpu_seconds, 0.01), *percentiles]
         columns += [max(one_round.peak_mib for one_round in measured), errors]
         print(f"{connections:>11}  {name:12}" + "".join(f"{value:12,.0f}" for value in columns))
-    return not any(one.errors for (_, name), measured in rounds.items() if name.startswith("rove") for one in measured)
+    return not any(
+        one_round.errors for (_, name), measured in rounds.items() if name.startswith("rove") for one_round in measured
+    )
 
 
 def rove_server(name: str, command: Sequence[str | Path], url: str) -> Server:
@@ -198,8 +200,8 @@ def first_layers(file: str, layers: int, target: Path) -> Path:
         is_array = field.types[0] == gguf.GGUFValueType.ARRAY
         writer.add_key_value(name, value, field.types[0], field.types[-1] if is_array else None)
     for tensor in reader.tensors:
-        prefix, _, rest = tensor.name.partition(".")
-        if prefix != "blk" or int(rest.partition(".")[0]) < layers:
+        prefix, _, suffix = tensor.name.partition(".")
+        if prefix != "blk" or int(suffix.partition(".")[0]) < layers:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

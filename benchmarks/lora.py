@@ -53,7 +53,7 @@ def summary(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
             ("against optimal", "drawn"),
             ("against random", "invalid_move"),
         ):
-            values = [100 * one[opponent]["functions"][name]["mean"] for one in measured]
+            values = [100 * conditions[opponent]["functions"][name]["mean"] for conditions in measured]
             cells.append(f"{mean(values):.1f} ({', '.join(f'{value:.1f}' for value in values)})")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -120,12 +120,13 @@ def main() -> None:
         rollouts(command, 2, 1)  # warm-up: imports and caches
         print(f"{shape[0]} rollouts of {shape[1]} calls, all concurrent, {os.cpu_count()} cores, MCP SDK's client = 1")
         for name, (run_rove, run_sdk) in comparisons.items():
-            before = resource_counts()
+            initial_counts = resource_counts()
             rounds = [[measure(run_rove), measure(run_sdk)] for _ in range(args.rounds)]
             (wall, cpu), (sdk_wall, sdk_cpu) = (
-                [statistics.median(one[client][column] for one in rounds) for column in (0, 1)] for client in (0, 1)
+                [statistics.median(measured[client][column] for measured in rounds) for column in (0, 1)]
+                for client in (0, 1)
             )
-            leaked = [after - initial for initial, after in zip(before, resource_counts(), strict=True)]
+            leaked = [final - initial for initial, final in zip(initial_counts, resource_counts(), strict=True)]
             total = args.rollouts * args.calls
             print(
                 f"{name:6} rove {total / wall:6.0f} calls/s {cpu / total * 1e3:5.2f} ms CPU   "

@@ -21,8 +21,8 @@ REPLY = " ".join(WORDS[i % len(WORDS)] for i in range(60))
 _TOOL_CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
 
 
-def _body(finish_reason: str, **more: object) -> bytes:
-    message = {"role": "assistant", "content": REPLY, **more}
+def _body(finish_reason: str, **message_fields: object) -> bytes:
+    message = {"role": "assistant", "content": REPLY, **message_fields}
     return json.dumps(
         {
             "id": "chatcmpl-1",

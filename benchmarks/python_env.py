@@ -63,7 +63,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
     seconds(2, 1, 2)  # warm-up: imports and caches
-    before = resource_counts()
+    initial_counts = resource_counts()
     load = os.getloadavg()[0]
     with_calls, without = [], []
     for _ in range(args.rounds):
@@ -75,7 +75,7 @@ def main() -> None:
     print(f"no calls                           {args.rollouts / idle:6.0f} rollouts/s")
     print(f"load {load:.1f} before, {os.getloadavg()[0]:.1f} after")
     names = ("files", "threads", "children", "control groups")
-    leaked = ", ".join(f"{b - a:+} {n}" for n, a, b in zip(names, before, resource_counts()) if a != b)
+    leaked = ", ".join(f"{b - a:+} {n}" for n, a, b in zip(names, initial_counts, resource_counts()) if a != b)
     print(f"left behind: {leaked or 'nothing'}")
 
 

@@ -183,7 +183,9 @@ def measure(setup: str, count: int, concurrency: int, nodes: int, kill: bool, wo
         wall, cpu = time.perf_counter() - wall, own_cpu_seconds() - cpu
         pids += [pid for pid in process_tree(os.getpid()) if pid not in pids]
         all_cpu = cpu_seconds(pids) - all_cpu
-        keys = Counter((one.example_key, one.rollout_index) for one in vf.Run(Path(folder) / "run").outcomes())
+        keys = Counter(
+            (outcome.example_key, outcome.rollout_index) for outcome in vf.Run(Path(folder) / "run").outcomes()
+        )
     if cluster is not None:
         import ray
 
@@ -219,10 +221,10 @@ async def call_cost(call: Any, times: int) -> dict[str, float]:
     for _ in range(times // 4):
         await call()
     seconds = (time.perf_counter() - started) / (times // 4)
-    before = own_cpu_seconds()
+    cpu_before = own_cpu_seconds()
     for _ in range(times // 32):
         await asyncio.gather(*(call() for _ in range(32)))
-    return {"ms": 1000 * seconds, "cpu_ms": 1000 * (own_cpu_seconds() - before) / (times // 32 * 32)}
+    return {"ms": 1000 * seconds, "cpu_ms": 1000 * (own_cpu_seconds() - cpu_before) / (times // 32 * 32)}
 
 
 def measure_calls(count: int, nodes: int) -> dict[str, Any]:

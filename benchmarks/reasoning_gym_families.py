@@ -42,7 +42,7 @@ def main() -> None:
         env = ReasoningGymEnv(family, num_eval_examples=ROWS, config=config, python=python, score_seconds=10.0)
         try:
             reference, failures = mean_reward(env, lambda state: state["answer"])
-            junk, more = mean_reward(env, lambda state: "banana")
+            junk, junk_failures = mean_reward(env, lambda state: "banana")
         except vf.Error as error:
             print(f"{family}: {error}")
             continue
@@ -50,9 +50,10 @@ def main() -> None:
         num_correct += reference == 1.0
         if junk:
             junk_rewarded.append(f"{family} {junk:.2f}")
-        if reference != 1.0 or failures or more:
+        if reference != 1.0 or failures or junk_failures:
             print(
-                f"{family}: reward of the reference answer {reference}, of a wrong answer {junk}, {sorted({*failures, *more})}"
+                f"{family}: reward of the reference answer {reference}, of a wrong answer {junk}, "
+                f"{sorted({*failures, *junk_failures})}"
             )
     print(f"{loaded} of {len(families)} families load; {num_correct} reward their reference answers with 1.0", end="; ")
     print(f"{time.monotonic() - started:.0f} s")

@@ -70,7 +70,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
     rollouts(2, 1, 2)  # warm-up: imports and caches
-    before, load = resource_counts(), os.getloadavg()[0]
+    initial_counts, load = resource_counts(), os.getloadavg()[0]
     measured: dict[str, list[float]] = {}
     for _ in range(args.rounds):
         for name, rate in (
@@ -84,7 +84,7 @@ def main() -> None:
         print(f"{name:<28}{statistics.median(rates):8.0f} sub-calls/s")
     print(f"load {load:.1f} before, {os.getloadavg()[0]:.1f} after, {os.cpu_count()} cores")
     names = ("files", "threads", "children", "control groups")
-    leaked = ", ".join(f"{b - a:+} {n}" for n, a, b in zip(names, before, resource_counts()) if a != b)
+    leaked = ", ".join(f"{b - a:+} {n}" for n, a, b in zip(names, initial_counts, resource_counts()) if a != b)
     print(f"left behind: {leaked or 'nothing'}")
 
 

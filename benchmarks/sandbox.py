@@ -118,7 +118,7 @@ def main() -> None:
     for name, value in (("sessions", 1000), ("calls", 4), ("concurrency", 64), ("rounds", 3), ("peers", 200)):
         parser.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
-    before = resource_counts()
+    initial_counts = resource_counts()
     open_times: list[float] = []
     totals, firsts, blocks, peers, bounds = [], [], [], [], []
     for _ in range(args.rounds):
@@ -139,7 +139,7 @@ def main() -> None:
     )
     print(f"event loop blocked for at most {1000 * max(blocks):.0f} ms")
     names = ("files", "threads", "children", "control groups")
-    leaked = ", ".join(f"{b - a:+} {n}" for n, a, b in zip(names, before, resource_counts()) if a != b)
+    leaked = ", ".join(f"{b - a:+} {n}" for n, a, b in zip(names, initial_counts, resource_counts()) if a != b)
     print(f"left behind: {leaked or 'nothing'}")
 
 

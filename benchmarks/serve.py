@@ -86,7 +86,7 @@ async def main(count: int) -> None:
         async with aiohttp.ClientSession(root, connector=aiohttp.TCPConnector(limit=WAVE)) as session:
             for start in range(0, count, WAVE):
                 requests = [request(start + i, rng) for i in range(WAVE)]
-                tasks = [post(session, *one, rng.choice((None, None, None, 0.05))) for one in requests]
+                tasks = [post(session, *arguments, rng.choice((None, None, None, 0.05))) for arguments in requests]
                 for status in await asyncio.gather(*tasks):
                     statuses[status] = statuses.get(status, 0) + 1
                 if (start + WAVE) % REPORT == 0:

@@ -215,8 +215,14 @@ def compare_with_folder(name: str, expected: dict[str, Any]) -> str:
     """
     owner, _, short_name = name.partition("/")
     if owner == "compat":
-        variants = [one for one in compat_runner.NAMES if compat_runner.package_of(one).replace("_", "-") == short_name]
-        differing = [one for one in variants if json.loads(json.dumps(compat_results(one))) != expected[one]]
+        variants = [
+            variant
+            for variant in compat_runner.NAMES
+            if compat_runner.package_of(variant).replace("_", "-") == short_name
+        ]
+        differing = [
+            variant for variant in variants if json.loads(json.dumps(compat_results(variant))) != expected[variant]
+        ]
         return f"differs: {', '.join(differing)}" if differing else "same rows and requests"
     if owner == "examples":
         results = scripted_results(rove.load_environment(short_name, **EXAMPLE_ARGS))
@@ -245,22 +251,22 @@ async def main() -> None:
         rows: dict[str, list[Any]] = {name: [] for name in packages}
         try:
             for name, folder in packages.items():
-                before = cpu_seconds()
+                start = cpu_seconds()
                 await publish(name, folder, work, url, tokens[name.partition("/")[0]])
-                rows[name].append(cpu_seconds() - before)
+                rows[name].append(cpu_seconds() - start)
             for name in packages:
-                before = cpu_seconds()
+                start = cpu_seconds()
                 await install_one(name, work, url)
-                rows[name].append(cpu_seconds() - before)
+                rows[name].append(cpu_seconds() - start)
         finally:
             process.terminate()
             process.communicate()
         assert len(all_installed()) == len(packages)
         expected = await asyncio.to_thread(lambda: compat_runner.results("bridge")["bridge"])
         for name in packages:
-            before = cpu_seconds()
+            start = cpu_seconds()
             result = await asyncio.to_thread(_compare_or_error, name, expected)
-            rows[name] += [cpu_seconds() - before, result]
+            rows[name] += [cpu_seconds() - start, result]
             print(f"{name:28}" + "".join(f"{seconds:7.1f}" for seconds in rows[name][:3]) + f"  {result}", flush=True)
         publishing, installing, evaluating = (sum(row[i] for row in rows.values()) for i in range(3))
         files = (file for file in (work / "data").rglob("*") if file.is_file() and not file.is_symlink())

@@ -364,10 +364,10 @@ def check(url: str, cases: list[str]) -> bool:
     for number in range(1, ROUNDS + 1):
         still_failing = []
         for name in failing:
-            before, now = recorded["ratios"][name], measure(name, url)
-            passes = now >= BAR * before
+            recorded_ratio, ratio = recorded["ratios"][name], measure(name, url)
+            passes = ratio >= BAR * recorded_ratio
             verdict = "" if passes else f"  below {BAR:.0%} of the recorded ratio in round {number}"
-            print(f"{name:12}{before:10.3f}{now:8.3f}{BAR * before:8.3f}{verdict}", flush=True)
+            print(f"{name:12}{recorded_ratio:10.3f}{ratio:8.3f}{BAR * recorded_ratio:8.3f}{verdict}", flush=True)
             if not passes:
                 still_failing.append(name)
         failing = still_failing

@@ -58,13 +58,13 @@ def try_game(game: str, python: str | None) -> tuple[bool, str, int]:
 def head() -> str:
     """Return the text above the table."""
     python = ".".join(map(str, sys.version_info[:2]))
-    about = (
+    introduction = (
         "This page lists the base games of TextArena and shows which of them work offline. "
         "The script `benchmarks/textarena_games.py` wrote this page. "
         f"With Python {python} and without a network, the script played each game with random moves for up to {MAX_TURNS} turns. "
         'In the column "result", "an invalid move" means that an invalid move lost the game, as is usual with random moves.'
     )
-    return f"# TextArena's games\n\n{about}\n\n"
+    return f"# TextArena's games\n\n{introduction}\n\n"
 
 
 def reason(error: ErrorInfo) -> str:

@@ -121,7 +121,9 @@ def small_tokenizer() -> Any:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = {token: None for end, begin, others in TEMPLATES.values() for token in (end, begin, *others) if token}
+    special = {
+        token: None for end, begin, other_tokens in TEMPLATES.values() for token in (end, begin, *other_tokens) if token
+    }
     trainer = trainers.BpeTrainer(
         vocab_size=len(special) + 456,
         special_tokens=list(special),

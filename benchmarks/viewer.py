@@ -100,9 +100,9 @@ def cpu_seconds(pid: int) -> float:
 
 def wait_until_idle(pid: int) -> None:
     """Wait until a process uses at most 5 ms of CPU in 0.5 s."""
-    before = -1.0
-    while (now := cpu_seconds(pid)) - before > 0.005:
-        before = now
+    previous = -1.0
+    while (current := cpu_seconds(pid)) - previous > 0.005:
+        previous = current
         time.sleep(0.5)
 
 
@@ -117,9 +117,9 @@ def cpu_per_query(url: str, pid: int, queries: list[str]) -> tuple[float, float]
     """Send the queries and return the CPU milliseconds of the server per query: median and 95th percentile."""
     times = []
     for query in queries:
-        before = cpu_seconds(pid)
+        start_cpu = cpu_seconds(pid)
         get(url, query)
-        times.append((cpu_seconds(pid) - before) * 1e3)
+        times.append((cpu_seconds(pid) - start_cpu) * 1e3)
     times.sort()
     return times[len(times) // 2], times[min(len(times) - 1, math.ceil(0.95 * len(times)) - 1)]
 
@@ -135,19 +135,19 @@ def main() -> None:
         size = write_run(runs / "large", args.rollouts)
         print(f"{args.rollouts:,} rollouts, {size / 1e6:,.0f} MB")
         with server(runs) as (url, pid):
-            before, started = cpu_seconds(pid), time.perf_counter()
+            start_cpu, started = cpu_seconds(pid), time.perf_counter()
             while not get(url, "rollouts?run=large&limit=1")["progress"]["done"]:  # type: ignore[index]
                 pass
-            print(f"index built: {cpu_seconds(pid) - before:.2f} CPU-s, {time.perf_counter() - started:.2f} s")
+            print(f"index built: {cpu_seconds(pid) - start_cpu:.2f} CPU-s, {time.perf_counter() - started:.2f} s")
         with server(runs) as (url, pid):
             for name, queries in {
                 "first paint": FIRST_PAINT,
                 "all facets and histograms": FACETS_AND_HISTOGRAMS,
             }.items():
-                before, started = cpu_seconds(pid), time.perf_counter()
+                start_cpu, started = cpu_seconds(pid), time.perf_counter()
                 for query in queries:
                     get(url, query)
-                print(f"{name}: {cpu_seconds(pid) - before:.2f} CPU-s, {time.perf_counter() - started:.2f} s")
+                print(f"{name}: {cpu_seconds(pid) - start_cpu:.2f} CPU-s, {time.perf_counter() - started:.2f} s")
             limits = itertools.count(args.rollouts)
             for name, query in QUERIES.items():
                 query = query.format(half=args.rollouts // 2)
@@ -159,16 +159,16 @@ def main() -> None:
             get(url, QUERIES["facet"] + same)
             histogram = cpu_per_query(url, pid, [FACETS_AND_HISTOGRAMS[5] + same])[0]
             print(f"a histogram with the filter of a previous facet: {histogram:.1f} ms")
-            again = [QUERIES["facet"], QUERIES["histogram, continuous"]] * args.repeats
-            print(f"a facet or histogram again: {cpu_per_query(url, pid, again)[0]:.1f} ms")
-        for after in ("the start", "the overview"):
+            repeated_queries = [QUERIES["facet"], QUERIES["histogram, continuous"]] * args.repeats
+            print(f"a facet or histogram again: {cpu_per_query(url, pid, repeated_queries)[0]:.1f} ms")
+        for event in ("the start", "the overview"):
             for name in ("facet", "histogram, continuous", "why did these fail"):
                 with server(runs) as (url, pid):
                     get(url, FIRST_PAINT[1])
-                    if after == "the overview":
+                    if event == "the overview":
                         get(url, "overview?run=large")
                         wait_until_idle(pid)
-                    print(f"first {name} after {after}: {cpu_per_query(url, pid, [QUERIES[name]])[0]:.1f} ms")
+                    print(f"first {name} after {event}: {cpu_per_query(url, pid, [QUERIES[name]])[0]:.1f} ms")
 
 
 if __name__ == "__main__":

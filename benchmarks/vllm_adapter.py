@@ -93,7 +93,7 @@ async def measure(backends: dict[str, VLLMBackend], loaded: LoadedModel, updates
         seconds = update_seconds[name][1:]
         print(
             f"{name}: {size / 1e6:.2f} MB per update, {statistics.median(seconds):.2f} s per update "
-            f"(all: {[round(one, 2) for one in seconds]}), {statistics.median(sampling_seconds[name][1:]):.2f} s for "
+            f"(all: {[round(value, 2) for value in seconds]}), {statistics.median(sampling_seconds[name][1:]):.2f} s for "
             f"{NUM_RESPONSES} responses, difference {difference:.1e} nats in the last parity check"
         )
         await backend.close()

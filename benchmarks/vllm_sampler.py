@@ -85,10 +85,10 @@ def train_start_model(folder: Path) -> Path:
     return sft / "final"
 
 
-def start_rl(model: Path, run: Path, steps: int, seed: int, *more: str) -> subprocess.Popen[bytes]:
+def start_rl(model: Path, run: Path, steps: int, seed: int, *extra_options: str) -> subprocess.Popen[bytes]:
     """Start an RL run and return its process."""
     options = ["--steps", str(steps), "--seed", str(seed), "--run-dir", str(run)]
-    return start_rove("rl", "-m", str(model), "@", str(run.with_name("rl.toml")), *options, *more)
+    return start_rove("rl", "-m", str(model), "@", str(run.with_name("rl.toml")), *options, *extra_options)
 
 
 def kill_server(run: Path) -> int:

@@ -18,18 +18,20 @@ from rove.utils.processes import GC_THRESHOLDS
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
-gc.set_threshold(*GC_THRESHOLDS)  # as every command does
-gc.disable()  # until all tests are collected: nothing that an import makes is garbage
+gc.set_threshold(*GC_THRESHOLDS)  # every command sets these thresholds, too
+gc.disable()  # until all tests are collected, because imports create no garbage
 
-# Whether a busy machine draws inputs slowly says nothing about what is tested.
+# On a busy machine hypothesis draws inputs slowly; that is no fault of the tested code.
 settings.register_profile("rove", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rove")
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
+@pytest.hookimpl(tryfirst=True)  # before -m reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is broad is slow, and what is marked slow is not broad, whatever the other parameters of the test say. An eighth of
-    the inputs that hypothesis would draw, all of them with ROVE_EXAMPLES=all, as `make test-slow` has it.
+    """Complete the marks, and reduce the number of hypothesis examples.
+
+    A broad test also gets the mark "slow". A test with both marks, which may come from different parameters, is only slow.
+    Each hypothesis test runs an eighth of its examples; with ROVE_EXAMPLES=all, as in `make test-slow`, it runs all of them.
     """
     for item in items:
         if item.get_closest_marker("slow"):
@@ -39,15 +41,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ.get("ROVE_EXAMPLES") == "all":
         return
     tests: set[Any] = {item.obj for item in items if isinstance(item, pytest.Function)}
-    for test in filter(is_hypothesis_test, tests):  # the one place where hypothesis keeps what a test is run with
-        asked = test._hypothesis_internal_use_settings
-        test._hypothesis_internal_use_settings = settings(asked, max_examples=max(5, asked.max_examples // 8))
+    for test in filter(is_hypothesis_test, tests):  # hypothesis keeps a test's settings only in this attribute
+        test_settings = test._hypothesis_internal_use_settings
+        test._hypothesis_internal_use_settings = settings(
+            test_settings, max_examples=max(5, test_settings.max_examples // 8)
+        )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Exclude what exists from garbage collection: thousands of tests, torch and other libraries. Commands such as `rove train`
-    and `rove eval` collect garbage several times, and each time would scan all of it.
+    """Exclude all existing objects from garbage collection: thousands of tests, torch, and other libraries.
+
+    Commands such as `rove train` and `rove eval` collect garbage several times, and each time would scan all of them.
     """
     gc.enable()
     gc.collect()
@@ -65,19 +70,19 @@ def index_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def bf16_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of bf16 settings, which a CPU without bf16 products ignores. PyTorch computes the products there too, slowly."""
+    """Pretend that the CPU has bf16 products, because rove ignores bf16 settings without them; PyTorch emulates them."""
     monkeypatch.setattr("rove.models.linear.HAS_BF16_PRODUCTS", True)
 
 
 @pytest.fixture(scope="session")
 def contained() -> None:
-    """For tests of what holds only where a machine can contain code; elsewhere `LocalBackend` refuses, as attacks show."""
+    """Skip the test on machines that cannot contain code, where `LocalBackend` refuses to start."""
 
     async def missing() -> tuple[str, ...]:
         async with LocalBackend() as backend:
             return tuple((await backend.describe()).missing)
 
-    with ThreadPoolExecutor(1) as pool:  # a loop of its own, beside that of the tests
+    with ThreadPoolExecutor(1) as pool:  # in another thread, because asyncio.run needs its own event loop
         lines = pool.submit(asyncio.run, missing()).result()
     if {line.split(":")[0] for line in lines} & set(ESSENTIAL):
         pytest.skip("this machine cannot contain code: " + "; ".join(lines))

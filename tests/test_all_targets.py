@@ -1,4 +1,4 @@
-"""`make test-all`: no target is red unseen."""
+"""`make test-all`: every failing target is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The house rules that a linter does not know."""
+"""Rules of this repository that no linter checks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXAMPLES = sorted(p for p in (ROOT / "environments").rglob("*.py") if "tests" no
 
 
 def functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Every function in the statements below a node; expressions hold none."""
+    """Yield every function in the statements below a node; expressions contain none."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -55,7 +55,7 @@ def test_example_environments_are_a_page_or_two() -> None:
     assert lines and {name: n for name, n in lines.items() if n >= 250} == {}
 
 
-def test_public_names_are_sorted_and_there() -> None:
+def test_public_names_are_sorted_and_exist() -> None:
     assert sorted(rove.__all__) == rove.__all__
     for name in rove.__all__:
         assert getattr(rove, name) is not None

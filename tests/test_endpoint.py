@@ -1,4 +1,4 @@
-"""A real OpenAI-compatible server that rove did not write: `transformers serve`, with a tiny model made on the spot."""
+"""An independent OpenAI-compatible server, `transformers serve`, with a tiny model."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
 import pytest
-from commands import Rove, in_this_process
+from commands import Rove, in_process_rove
 
 from rove.runs.run import Run
 
 pytestmark = pytest.mark.slow
 
-PATIENCE = 180
-"""Seconds the server has to load PyTorch and the model on a busy machine."""
+START_TIMEOUT_S = 180
+"""Time limit for the server to load PyTorch and the model on a busy machine."""
 
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 @contextmanager
 def transformers_serve(model: Path, home: Path) -> Iterator[str]:
-    """Serves a model folder; its requests must name the model by the folder's path.
+    """Serve a model folder; requests must name the model by the path of the folder.
 
     Yields:
         the base URL.
@@ -64,7 +64,7 @@ def transformers_serve(model: Path, home: Path) -> Iterator[str]:
 
 def _wait_until_healthy(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     direct = build_opener(ProxyHandler({}))
-    for _ in range(PATIENCE * 5):
+    for _ in range(START_TIMEOUT_S * 5):
         assert server.poll() is None, log.read_text()
         try:
             if direct.open(url, timeout=5).status == 200:
@@ -79,8 +79,8 @@ def words_of(run: str) -> dict[str, str]:
 
     Without a special token in front, the server's tokenizer drops the space before the first word.
     """
-    said = {record.example_key: record.completion[-1]["content"] for record in Run(run).rollouts()}
-    return {key: re.sub(r"<\|\w+\|>", "", text).lstrip() for key, text in said.items()}
+    replies = {record.example_key: record.completion[-1]["content"] for record in Run(run).rollouts()}
+    return {key: re.sub(r"<\|\w+\|>", "", text).lstrip() for key, text in replies.items()}
 
 
 def test_a_server_that_rove_did_not_write(rove: Rove, tmp_path: Path):
@@ -95,10 +95,10 @@ def test_a_server_that_rove_did_not_write(rove: Rove, tmp_path: Path):
     assert (summary["rollouts"], summary["scored"], summary["failed"]) == (3, 3, 0)
     assert 0 < summary["completion_tokens"] <= 3 * 16
     # The same weights in the embedded engine: the same prompts to the token, and greedy, the same words.
-    here = json.loads(rove(*words).out)
-    assert here["prompt_tokens"] == summary["prompt_tokens"]
-    assert words_of(here["run"]) == words_of(summary["run"])
-    # A name it does not serve is a failure of the rollouts, with what the server said, and not a reward.
+    local = json.loads(rove(*words).out)
+    assert local["prompt_tokens"] == summary["prompt_tokens"]
+    assert words_of(local["run"]) == words_of(summary["run"])
+    # An unknown model name fails the rollouts with the server's message and gives no reward.
     assert refused.status == 1
     failed = json.loads(refused.out)
     assert (failed["scored"], failed["failed"], failed["reward"]["mean"]) == (0, 3, None)

@@ -1,10 +1,10 @@
-"""What `make mutation` does without cosmic-ray: which lines and tests belong to a mutant, which changes count, and the table."""
+"""The parts of `make mutation` without cosmic-ray: the lines and tests of a mutant, which changes count, and the table."""
 
 from __future__ import annotations
 
 import ast
 
-from mutation import AREAS, ROOT, LineTable, Mutant, changes, choose_tests, report, statement_lines
+from mutation import AREAS, ROOT, LineTable, Mutant, choose_tests, is_real_change, report, statement_lines
 from tiers import each_row
 
 SOURCE = """\
@@ -48,7 +48,7 @@ def test_the_lines_of_a_mutant_are_those_of_its_statement_without_the_body(line:
     ],
 )
 def test_a_mutant_is_valid_code_that_differs_in_more_than_annotations(old: str, new: str, expected: bool):
-    assert changes(SOURCE, SOURCE.replace(old, new)) == expected
+    assert is_real_change(SOURCE, SOURCE.replace(old, new)) == expected
 
 
 def mutant(first: int, last: int) -> Mutant:
@@ -62,9 +62,13 @@ def test_a_line_has_the_tests_that_run_it_its_own_file_and_the_quick_ones_first(
         4: {"tests/c/test_d.py"},
         5: {"", "tests/a/test_b.py::slow"},
     }
-    own = {"tests/a/test_b.py::slow": 9.0, "tests/a/test_b.py::other": 0.1}
-    others = {"tests/c/test_c.py::quick": 0.1, "tests/c/test_c.py::long": 99.0, "tests/c/test_d.py::by_fixture": 1.0}
-    table = LineTable({**own, **others}, {"rove/a/b.py": lines})
+    own_file = {"tests/a/test_b.py::slow": 9.0, "tests/a/test_b.py::other": 0.1}
+    other_files = {
+        "tests/c/test_c.py::quick": 0.1,
+        "tests/c/test_c.py::long": 99.0,
+        "tests/c/test_d.py::by_fixture": 1.0,
+    }
+    table = LineTable({**own_file, **other_files}, {"rove/a/b.py": lines})
     assert choose_tests(mutant(3, 3), table) == ["tests/a/test_b.py::slow", "tests/c/test_c.py::quick"]
     assert choose_tests(mutant(4, 4), table) == ["tests/c/test_d.py::by_fixture"]
     of_module = ["tests/a/test_b.py::slow", "tests/c/test_c.py::quick", "tests/c/test_d.py::by_fixture"]

@@ -1,4 +1,4 @@
-"""`make test-pythons`: which rows there are, and that a failing row is reported."""
+"""`make test-pythons`: its rows, and reports of failing rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make release` checks, and the description that a registry shows."""
+"""The checks of `make release`, and the description that a registry shows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def git(folder: Path, *words: str) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A repository with a version, a dated changelog, and one commit."""
+    """Create a repository with a version, a dated changelog, and one commit."""
     (tmp_path / "rove").mkdir()
     (tmp_path / "rove/__init__.py").write_text('"""A package."""\n\n__version__ = "1.2.0"\n')
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 1.2.0 (2026-12-01)\n")

@@ -1,4 +1,4 @@
-"""Every setting that there is, by reflection: a number without a range, or a wrong value that is accepted, fails here."""
+"""All settings, found by reflection: every number has a range, and wrong values are refused."""
 
 from __future__ import annotations
 
@@ -109,11 +109,11 @@ class Leaf(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name as a message shows it."""
+        """The name in the form of error messages."""
         return ".".join(self.path).replace(".[0]", "[0]")
 
     def table(self, value: Any) -> dict[str, Any]:
-        """Settings with this value."""
+        """Return nested settings with this value."""
         for name in reversed(self.path):
             value = [value] if name == "[0]" else {name: value}
         return {**required(self.kind), **value}
@@ -124,12 +124,12 @@ def required(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def bare(info: Any) -> Any:
-    """A type without metadata."""
+    """Return a type without its metadata."""
     return info.type if isinstance(info, msgspec.inspect.Metadata) else info
 
 
 def options(info: Any) -> list[Any]:
-    """The types of a union but None, without metadata."""
+    """Return the types of a union except None, without metadata."""
     info = bare(info)
     types = info.types if isinstance(info, msgspec.inspect.UnionType) else [info]
     return [bare(kind) for kind in types if not isinstance(kind, msgspec.inspect.NoneType)]
@@ -158,8 +158,8 @@ def numbers(kind: type[msgspec.Struct]) -> list[Leaf]:
     return [leaf for leaf in leaves(kind) if isinstance(leaf.info, NUMBER_TYPES)]
 
 
-def outside(info: Any) -> list[Any]:
-    """Values that a number type must refuse: not finite, below its range, above it, of another type."""
+def values_out_of_range(info: Any) -> list[Any]:
+    """Return values that a number type must refuse: not finite, below or above its range, or of another type."""
     step = 1 if isinstance(info, msgspec.inspect.IntType) else 0.5
     values: list[Any] = [math.nan, math.inf, -math.inf, "many", True, [1], {"a": 1}, 10**400]
     low, high = bounds(info)
@@ -171,12 +171,12 @@ def outside(info: Any) -> list[Any]:
 
 
 def bounds(info: Any) -> tuple[float | None, float | None]:
-    """The lower and the upper bound of a number type."""
+    """Return the lower and the upper bound of a number type."""
     return (info.gt if info.ge is None else info.ge), (info.lt if info.le is None else info.le)
 
 
-def shown(bound: float) -> str:
-    """A bound as messages show it; those of 64 bits are not shown."""
+def bound_text(bound: float) -> str:
+    """Return a bound in the form of error messages; "" for bounds of 64-bit integers, which are not shown."""
     return "" if abs(bound) >= 2**63 - 1 else "1e9" if bound == 1e9 else f"{bound:.10g}"
 
 
@@ -196,14 +196,14 @@ def test_every_number_has_a_range(kind: type[msgspec.Struct]):
 @each_kind
 def test_a_number_outside_its_range_is_refused_by_name_with_the_value_and_the_range(kind: type[msgspec.Struct]):
     for leaf in numbers(kind):
-        for value in outside(leaf.info):
+        for value in values_out_of_range(leaf.info):
             with pytest.raises(ConfigError) as caught:
                 convert(leaf.kind, leaf.table(value))
             message = str(caught.value)
             assert message.startswith(f"{leaf.name} is {value!r}; expected a"), message
             low, high = bounds(leaf.info)
-            assert low == -1 or shown(low) in message.partition("; expected ")[2], message
-            assert shown(high) in message.partition("; expected ")[2], message
+            assert low == -1 or bound_text(low) in message.partition("; expected ")[2], message
+            assert bound_text(high) in message.partition("; expected ")[2], message
 
 
 @each_kind
@@ -211,7 +211,7 @@ def test_python_code_gets_the_same_errors(kind: type[msgspec.Struct]):
     for leaf in numbers(kind):
         if len(leaf.path) > 1:
             continue
-        for value in outside(leaf.info):
+        for value in values_out_of_range(leaf.info):
             with pytest.raises(ConfigError, match=re.escape(f"{leaf.name} is {value!r}; expected a")):
                 kind(**leaf.table(value))
 
@@ -228,8 +228,8 @@ def test_minus_one_means_all_and_zero_means_nothing(name: str):
                 kind(**{**required(kind), name: value})
 
 
-def wrong(info: Any) -> Any:
-    """A value of another type; None for numbers, which are tried above, and if every value is right."""
+def wrong_value(info: Any) -> Any:
+    """Return a value of another type; None for numbers, which another test covers, and for types that accept all values."""
     if isinstance(info, (msgspec.inspect.AnyType, msgspec.inspect.CustomType, *NUMBER_TYPES)):
         return None
     if isinstance(info, (msgspec.inspect.StrType, msgspec.inspect.LiteralType)):
@@ -240,7 +240,7 @@ def wrong(info: Any) -> Any:
 @each_kind
 def test_a_value_of_another_type_is_refused_by_name(kind: type[msgspec.Struct]):
     for leaf in leaves(kind):
-        value = wrong(leaf.info)
+        value = wrong_value(leaf.info)
         if value is None:
             continue
         with pytest.raises(ConfigError, match=re.escape(leaf.name) + r" is .*expected"):
@@ -248,7 +248,7 @@ def test_a_value_of_another_type_is_refused_by_name(kind: type[msgspec.Struct]):
 
 
 def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command with its words."""
+    """Yield every command with the words that call it."""
     if not isinstance(group, click.Group):
         yield path, group
         return
@@ -288,11 +288,11 @@ def test_number_options_have_the_range_of_their_setting_and_refuse_other_values(
 def test_every_struct_of_settings_is_tried():
     from rove.core.checks import Settings
 
-    def below(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
-        for one in kind.__subclasses__():
-            yield one
-            yield from below(one)
+    def all_subclasses(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+        for subclass in kind.__subclasses__():
+            yield subclass
+            yield from all_subclasses(subclass)
 
-    known = {kind for kind in below(Settings) if kind.__module__.startswith("rove.")}
+    settings_types = {kind for kind in all_subclasses(Settings) if kind.__module__.startswith("rove.")}
     without_numbers = {"ServerSettings", "TrainingConfig"}
-    assert {kind.__name__ for kind in known} - {kind.__name__ for kind in KINDS} <= without_numbers
+    assert {kind.__name__ for kind in settings_types} - {kind.__name__ for kind in KINDS} <= without_numbers

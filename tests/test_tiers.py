@@ -1,4 +1,4 @@
-"""Tables of cases in one test."""
+"""Tables of cases in one test, and their division into tiers."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ async def test_rows_are_checked_by_a_coroutine(number: int, square: int) -> None
 
 
 def test_all_failing_rows_are_reported() -> None:
-    seen: list[str] = []
+    checked: list[str] = []
 
     @each_row("text", ["a", "b", "c"])
-    def check(text: str, more: str) -> None:
-        seen.append(text + more)
+    def check(text: str, suffix: str) -> None:
+        checked.append(text + suffix)
         with pytest.raises(ValueError, match="a"):
             raise ValueError(text)
 
     with pytest.raises(BaseExceptionGroup, match="2 of 3 rows failed") as failures:
-        check(more="!")
-    assert seen == ["a!", "b!", "c!"]
+        check(suffix="!")
+    assert checked == ["a!", "b!", "c!"]
     assert [error.__notes__ for error in failures.value.exceptions] == [
         ["row 1: {'text': 'b'}"],
         ["row 2: {'text': 'c'}"],

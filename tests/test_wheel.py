@@ -1,4 +1,4 @@
-"""The wheel, with its core dependencies only, in an empty directory of a machine that has nothing else."""
+"""The wheel with its core dependencies alone, in an empty folder and a virtual environment without other packages."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ sys.addaudithook(refuse)
 
 
 class Machine(NamedTuple):
-    """A virtual environment with the wheel in it, and an empty home."""
+    """A virtual environment with the wheel, and an empty home folder."""
 
     bin: Path
     home: Path
     wheel: Path
 
     def run(self, *words: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str], float]:
-        """Run one of its programs with nothing but PATH and HOME set and the network forbidden; also its CPU-seconds."""
+        """Run a program with only PATH and HOME set and without network; return the process and its CPU seconds."""
         env = {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.home), "PYTHONPATH": str(self.home / "hook")}
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        start_usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([self.bin / words[0], *words[1:]], cwd=cwd, env=env, capture_output=True, text=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        end_usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return done, end_usage.ru_utime + end_usage.ru_stime - start_usage.ru_utime - start_usage.ru_stime
 
 
 @pytest.fixture(scope="module")
@@ -143,19 +143,19 @@ def test_the_first_rollout_is_scored_within_two_cpu_seconds(machine: Machine, tm
         ("sql-agent", "solver"),
     ],
 )
-def test_the_other_examples_are_there_too(machine: Machine, tmp_path: Path, env: str, player: str):
+def test_the_wheel_contains_the_other_examples(machine: Machine, tmp_path: Path, env: str, player: str):
     words = ("rove", "eval", env, "-m", f"scripted:{player}", "-n", "2", "-r", "1", "--json")
     done, _ = machine.run(*words, cwd=tmp_path)
     assert json.loads(done.stdout)["scored"] == 2
 
 
-def test_recipes_come_along(machine: Machine, tmp_path: Path):
+def test_the_wheel_contains_the_recipes(machine: Machine, tmp_path: Path):
     words = ("rove", "demo", "tictactoe", "--recipe", "configs/tictactoe_lfm2.toml", "-m", "nothing")
     done, _ = machine.run(*words, cwd=tmp_path)
     assert "-m is 'nothing'; expected a model folder" in done.stderr
 
 
-def test_an_example_that_needs_more_says_what_to_install(machine: Machine, tmp_path: Path):
+def test_an_example_that_needs_an_extra_names_the_package_to_install(machine: Machine, tmp_path: Path):
     done, _ = machine.run("rove", "eval", "wiki-search", "-m", "scripted:solver", cwd=tmp_path)
     assert done.returncode == 2
     assert "wiki_search needs bm25s; install it (pip install bm25s), or rove's extra: rove[wiki]" in done.stderr
@@ -174,7 +174,7 @@ def test_an_example_that_needs_more_says_what_to_install(machine: Machine, tmp_p
     ],
     ids=lambda words: " ".join(words[:2]),
 )
-def test_what_needs_more_says_what_to_install(machine: Machine, tmp_path: Path, words: list[str]):
+def test_commands_that_need_an_extra_name_the_package_to_install(machine: Machine, tmp_path: Path, words: list[str]):
     (tmp_path / "somewhere").mkdir()
     done, _ = machine.run("rove", *words, cwd=tmp_path)
     assert done.returncode == 2

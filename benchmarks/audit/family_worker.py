@@ -65,10 +65,10 @@ async def audit_family(family: str, out: int) -> None:
         await do(check_parser(subject, base, lambda replies: parsed(NAME, FOLDER, args, replies)))
     report.rewards, report.rollouts = subject.rewards, subject.rollouts
     write("rewards")
-    rows, others = facts(NAME, FOLDER, args), facts(NAME, FOLDER, {**args, "seed": 1})
+    rows, reseeded_rows = facts(NAME, FOLDER, args), facts(NAME, FOLDER, {**args, "seed": 1})
     report.findings += check_overlap(rows["train"], rows["eval"], rows["has_both"])
     report.findings += check_leaks(rows["eval"])
-    report.findings += check_seed_shift(rows["train"], others["train"])
+    report.findings += check_seed_shift(rows["train"], reseeded_rows["train"])
     write("rows")
     with tempfile.TemporaryDirectory(prefix="rove-audit-") as folder:
         await do(check_execution(subject, base, Path(folder)))

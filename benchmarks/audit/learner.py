@@ -51,7 +51,7 @@ def verdict(report: dict[str, Any]) -> str:
     """Return "found (severity)", "–", or why the check was not done."""
     if CHECK in report["skipped"]:
         return f"not done: {report['skipped'][CHECK]}"
-    severities = [one["severity"] for one in report["findings"] if one["id"] == CHECK]
+    severities = [finding["severity"] for finding in report["findings"] if finding["id"] == CHECK]
     return f"found ({severities[0]})" if severities else "–"
 
 
@@ -63,22 +63,22 @@ def main() -> None:
     args = parser.parse_args()
     console = Console(width=130)
     labels = [
-        one for one in json.loads((HERE / "LABELS.json").read_text()) if not args.only or one["name"] in args.only
+        label for label in json.loads((HERE / "LABELS.json").read_text()) if not args.only or label["name"] in args.only
     ]
-    reports = {(one["name"], seed): result(one["name"], seed) for seed in args.seeds for one in labels}
+    reports = {(label["name"], seed): result(label["name"], seed) for seed in args.seeds for label in labels}
     table = Table("environment", "hole", *(f"seed {seed}" for seed in args.seeds), "CPU-s", width=130)
-    found = {True: 0, False: 0}
+    num_found = {True: 0, False: 0}
     for label in labels:
-        some = [reports[label["name"], seed] for seed in args.seeds]
-        hits = sum(any(one["severity"] in FOUND for one in report["findings"]) for report in some)
-        found[bool(label["defect"])] += hits
-        seconds = sum(report["cpu_seconds"] for report in some) / len(some)
-        table.add_row(label["name"], label["defect"] or "clean", *map(verdict, some), f"{seconds:.0f}")
+        seed_reports = [reports[label["name"], seed] for seed in args.seeds]
+        hits = sum(any(finding["severity"] in FOUND for finding in report["findings"]) for report in seed_reports)
+        num_found[bool(label["defect"])] += hits
+        seconds = sum(report["cpu_seconds"] for report in seed_reports) / len(seed_reports)
+        table.add_row(label["name"], label["defect"] or "clean", *map(verdict, seed_reports), f"{seconds:.0f}")
     console.print(table)
     holes = sum(bool(label["defect"]) for label in labels) * len(args.seeds)
     clean = len(labels) * len(args.seeds) - holes
     console.print(
-        f"found in {found[True]} of {holes} runs with a hole; false alarms in {found[False]} of {clean} clean runs"
+        f"found in {num_found[True]} of {holes} runs with a hole; false alarms in {num_found[False]} of {clean} clean runs"
     )
 
 

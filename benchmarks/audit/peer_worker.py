@@ -59,9 +59,9 @@ def falsepass(name: str, folder: Path) -> dict[str, Any]:
 
     (folder / "env.toml").write_text(f'[env]\nid = "{name}"\nmodule = "{name}"\nsource = "{folder}"\n')
     payload = runner.run(folder, n=EXAMPLES, search_calls=120, out=folder / "out", jobs=1)
-    failed = sorted({one["probe"] for one in payload["results"] if not one["passed"]})
-    hygiene = {one["variant"] for one in payload["results"] if one["probe"] == "P12" and not one["passed"]}
-    errors = ["errors"] if any(one["errors"] for one in payload["results"]) else []
+    failed = sorted({result["probe"] for result in payload["results"] if not result["passed"]})
+    hygiene = {result["variant"] for result in payload["results"] if result["probe"] == "P12" and not result["passed"]}
+    errors = ["errors"] if any(result["errors"] for result in payload["results"]) else []
     lint = payload["rewardlint"]
     return {
         "alarms": [*failed, *(f"P12 {variant}" for variant in sorted(hygiene)), *errors],
@@ -75,8 +75,8 @@ def gradecheck(name: str, folder: Path) -> dict[str, Any]:
     from gradecheck.runner import run_verifiers
 
     findings = run_verifiers(name, sample=EXAMPLES).findings
-    alarms = [one.attack for one in findings if one.verdict.lower() in ("fooled", "warn")]
-    return {"alarms": alarms, "strict": any(one.verdict.lower() == "fooled" for one in findings), "note": ""}
+    alarms = [finding.attack for finding in findings if finding.verdict.lower() in ("fooled", "warn")]
+    return {"alarms": alarms, "strict": any(finding.verdict.lower() == "fooled" for finding in findings), "note": ""}
 
 
 def rewardprobe(name: str, folder: Path) -> dict[str, Any]:
@@ -88,8 +88,8 @@ def rewardprobe(name: str, folder: Path) -> dict[str, Any]:
         file.write(WITH_ROWS)
     env = VerifiersAdapter(str(folder / f"{name}.py"), max_tasks=EXAMPLES).adapt()
     findings = Probe()._run_attacks(env).findings
-    alarms = sorted({one.attack for one in findings if one.severity.value != "info"})
-    return {"alarms": alarms, "strict": any(one.severity.value == "critical" for one in findings), "note": ""}
+    alarms = sorted({finding.attack for finding in findings if finding.severity.value != "info"})
+    return {"alarms": alarms, "strict": any(finding.severity.value == "critical" for finding in findings), "note": ""}
 
 
 TOOLS = {"falsepass": falsepass, "gradecheck": gradecheck, "rewardprobe": rewardprobe}
@@ -108,11 +108,11 @@ def main() -> None:
         sys.path.insert(0, folder)
         importlib.invalidate_caches()
         try:
-            found = TOOLS[tool](name, Path(folder))
+            outcome = TOOLS[tool](name, Path(folder))
         except Exception as error:  # the tool cannot audit this environment
-            found = {"alarms": [], "strict": False, "note": f"{type(error).__name__}: {error}"[:300], "failed": True}
+            outcome = {"alarms": [], "strict": False, "note": f"{type(error).__name__}: {error}"[:300], "failed": True}
     with os.fdopen(out, "w") as file:
-        json.dump({**found, "cpu_seconds": round(time.process_time(), 1)}, file)
+        json.dump({**outcome, "cpu_seconds": round(time.process_time(), 1)}, file)
     os._exit(0)  # threads of the tools
 
 

@@ -77,24 +77,24 @@ def result(python: str, tool: str, set_: str, name: str) -> dict[str, Any]:
             done = subprocess.run(
                 command, capture_output=True, timeout=SECONDS, check=False, env={**os.environ, "PYTHONPATH": paths}
             )
-            found = json.loads(done.stdout or b'{"alarms": [], "strict": false, "failed": true, "note": "no output"}')
+            outcome = json.loads(done.stdout or b'{"alarms": [], "strict": false, "failed": true, "note": "no output"}')
         except subprocess.TimeoutExpired:
-            found = {
+            outcome = {
                 "alarms": ["errors"],
                 "strict": True,
                 "note": f"no result in {SECONDS:g} s",
                 "cpu_seconds": SECONDS,
             }
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found))
+        path.write_text(json.dumps(outcome))
     return json.loads(path.read_text())
 
 
 def rove_result(set_: str, name: str) -> dict[str, Any]:
     """Return the stored result of `planted.py` in the same form."""
     report = json.loads((PLANTED / set_ / f"{name}.json").read_text())
-    alarms = [one["id"] for one in report["findings"] if one["severity"] in FOUND]
-    is_high = any(one["severity"] == "high" for one in report["findings"])
+    alarms = [finding["id"] for finding in report["findings"] if finding["severity"] in FOUND]
+    is_high = any(finding["severity"] == "high" for finding in report["findings"])
     return {"alarms": alarms, "strict": is_high, "cpu_seconds": report["cpu_seconds"]}
 
 
@@ -124,14 +124,14 @@ def main() -> None:
         for set_ in SETS:
             for label in labels(set_):
                 is_rove = tool == "rove audit"
-                found = rove_result(set_, label["name"]) if is_rove else result(python, tool, set_, label["name"])
-                seconds += found.get("cpu_seconds", 0)
-                failed += bool(found.get("failed"))
+                outcome = rove_result(set_, label["name"]) if is_rove else result(python, tool, set_, label["name"])
+                seconds += outcome.get("cpu_seconds", 0)
+                failed += bool(outcome.get("failed"))
                 if label["checks"]:
-                    kind += has_kind(tool, label["checks"], found["alarms"])
-                    any_alarm, gate = any_alarm + bool(found["alarms"]), gate + found["strict"]
+                    kind += has_kind(tool, label["checks"], outcome["alarms"])
+                    any_alarm, gate = any_alarm + bool(outcome["alarms"]), gate + outcome["strict"]
                 else:
-                    clean_alarm, clean_gate = clean_alarm + bool(found["alarms"]), clean_gate + found["strict"]
+                    clean_alarm, clean_gate = clean_alarm + bool(outcome["alarms"]), clean_gate + outcome["strict"]
         table.add_row(tool, *map(str, (kind, any_alarm, gate, clean_alarm, clean_gate, failed)), f"{seconds:.0f}")
     console.print(table)
 

@@ -20,8 +20,8 @@ def family_facts(family: str) -> dict[str, Any]:
     """Return how many different answers a family has, the share of rows that two seeds share, and what JSON changes."""
     config = {"datasets": [DatasetSpec("chain_sum", 1, {}), DatasetSpec("gcd", 1, {})]} if family == "composite" else {}
     first, second = (reasoning_gym.create_dataset(family, size=ROWS, seed=seed, **config) for seed in (1, 2))
-    rows, others = list(first), list(second)
-    keys, other_keys = ([f"{row['question']}|{row['answer']}" for row in some] for some in (rows, others))
+    rows, other_rows = list(first), list(second)
+    keys, other_keys = ([f"{row['question']}|{row['answer']}" for row in seed_rows] for seed_rows in (rows, other_rows))
     return {
         "answers": len({str(row["answer"]) for row in rows}),
         "shared": sum(key in set(other_keys) for key in keys) / ROWS,
@@ -35,13 +35,13 @@ def _json_change(dataset: Any, rows: list[dict[str, Any]]) -> str:
     for row in rows[:20]:
         if not isinstance(row["answer"], str):
             continue
-        before = dataset.score_answer(answer=row["answer"], entry=row)
+        score = dataset.score_answer(answer=row["answer"], entry=row)
         try:
-            after = dataset.score_answer(answer=row["answer"], entry=json.loads(json.dumps(row)))
+            reread_score = dataset.score_answer(answer=row["answer"], entry=json.loads(json.dumps(row)))
         except Exception as error:  # of JSON, or of a scorer that needs the original types
             return f"{type(error).__name__}: {error}"[:120]
-        if before != after:
-            return f"the row's own answer earns {after:g} instead of {before:g}"
+        if score != reread_score:
+            return f"the row's own answer earns {reread_score:g} instead of {score:g}"
     return ""
 
 
@@ -49,16 +49,16 @@ def main() -> None:
     """Print the facts of all families."""
     out = os.dup(1)
     os.dup2(2, 1)  # what the library prints
-    found: dict[str, Any] = {}
+    families: dict[str, Any] = {}
     for family in sorted(DATASETS):
         try:
-            found[family] = family_facts(family)
+            families[family] = family_facts(family)
         except Exception as error:  # a family that needs a download, for example
-            found[family] = {"error": f"{type(error).__name__}: {error}"[:200]}
+            families[family] = {"error": f"{type(error).__name__}: {error}"[:200]}
         print(family, round(time.process_time()), file=sys.stderr)
     version = importlib.metadata.version("reasoning-gym")
     with os.fdopen(out, "w") as file:
-        json.dump({"version": version, "cpu_seconds": round(time.process_time(), 1), "families": found}, file)
+        json.dump({"version": version, "cpu_seconds": round(time.process_time(), 1), "families": families}, file)
 
 
 if __name__ == "__main__":

@@ -63,11 +63,11 @@ class Task(NamedTuple):
 
 def tasks() -> Iterator[Task]:
     """Yield all environments."""
-    own = AuditOptions(num_examples=30, seconds=900.0)
+    options = AuditOptions(num_examples=30, seconds=900.0)
     for name in sorted(folder.name for folder in (ROOT / "environments").iterdir() if folder.is_dir()):
-        yield Task("rove", name, name, str(ROOT / "environments"), {}, own)
+        yield Task("rove", name, name, str(ROOT / "environments"), {}, options)
     for file in sorted((ROOT / "tests" / "compat_packages").glob("*.py")):
-        yield Task("v0 packages", file.stem, file.stem, str(file.parent), {}, own)
+        yield Task("v0 packages", file.stem, file.stem, str(file.parent), {}, options)
     games = AuditOptions(num_examples=6, only=("blind-game", "reward-statistics"), seconds=900.0)
     for game in GAMES:
         yield Task("TextArena", game, "text_arena_game", str(HERE / "libraries"), {"game": game}, games)
@@ -92,8 +92,8 @@ def results() -> list[dict[str, Any]]:
     """Return the latest result of each environment."""
     path = RUNS / "results.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    latest = {(one["source"], one["name"]): one for one in map(json.loads, lines)}
-    return sorted(latest.values(), key=lambda one: (one["source"], one["name"]))
+    latest = {(result["source"], result["name"]): result for result in map(json.loads, lines)}
+    return sorted(latest.values(), key=lambda result: (result["source"], result["name"]))
 
 
 def audit_families(names: list[str]) -> Iterator[dict[str, Any]]:
@@ -111,8 +111,8 @@ def audit_families(names: list[str]) -> Iterator[dict[str, Any]]:
         if last and last["part"] != "end":
             names.remove(last["name"])
             is_reply = last["part"] == "execution"
-            what = "a strange reply hangs the grader" if is_reply else "a part of the audit needs too much time"
-            text = f"{what}: the process was ended after {PART_CPU_SECONDS:g} CPU-s"
+            cause = "a strange reply hangs the grader" if is_reply else "a part of the audit needs too much time"
+            text = f"{cause}: the process was ended after {PART_CPU_SECONDS:g} CPU-s"
             finding = {
                 "check": "grader-robustness" if is_reply else "load",
                 "severity": "high" if is_reply else "info",
@@ -127,13 +127,13 @@ def audit_families(names: list[str]) -> Iterator[dict[str, Any]]:
 def _lines(worker: subprocess.Popen[bytes]) -> Iterator[bytes]:
     """Yield a worker's lines until it ends, or uses too much time for one."""
     assert worker.stdout is not None
-    rest, used, since = b"", cpu_seconds(worker.pid), time.monotonic()
+    unfinished_line, used, since = b"", cpu_seconds(worker.pid), time.monotonic()
     while True:
         if select.select([worker.stdout], [], [], 2.0)[0]:
             piece = os.read(worker.stdout.fileno(), 1 << 20)
             if not piece:
                 return
-            *lines, rest = (rest + piece).split(b"\n")
+            *lines, unfinished_line = (unfinished_line + piece).split(b"\n")
             yield from lines
             used, since = cpu_seconds(worker.pid), time.monotonic()
         elif cpu_seconds(worker.pid) - used > PART_CPU_SECONDS or time.monotonic() - since > PART_SECONDS:
@@ -156,7 +156,7 @@ def main() -> None:
     RUNS.mkdir(parents=True, exist_ok=True)
     compat.install_fallback()  # the v0 packages import verifiers
     console = Console(width=120)
-    done = {(one["source"], one["name"]) for one in results()}
+    done = {(result["source"], result["name"]) for result in results()}
 
     def is_due(source: str, name: str) -> bool:
         is_chosen = not args.only or not {source, name}.isdisjoint(args.only)
@@ -165,8 +165,13 @@ def main() -> None:
     def keep(source: str, line: dict[str, Any]) -> None:
         with (RUNS / "results.jsonl").open("ab") as file:
             file.write(msgspec.json.encode({"source": source, **line}) + b"\n")
-        found = ", ".join(f"{one['id']} ({one['severity']})" for one in line.get("findings", [])) or "no findings"
-        console.print(f"{source} / {line['name']}: {line.get('error') or found}; {line.get('cpu_seconds', 0):g} CPU-s")
+        findings = (
+            ", ".join(f"{finding['id']} ({finding['severity']})" for finding in line.get("findings", []))
+            or "no findings"
+        )
+        console.print(
+            f"{source} / {line['name']}: {line.get('error') or findings}; {line.get('cpu_seconds', 0):g} CPU-s"
+        )
 
     for line in audit_families([family for family in families() if is_due("reasoning-gym", family)]):
         keep("reasoning-gym", line)

@@ -66,8 +66,8 @@ def page(results: Sequence[Result], facts: dict[str, Any]) -> str:
         results: Lines of `survey.py`.
         facts: See `row_facts.py`.
     """
-    by_source = {source: [one for one in results if one["source"] == source] for source in SOURCES}
-    seconds = sum(one.get("cpu_seconds", 0.0) for one in results) + facts["cpu_seconds"]
+    by_source = {source: [result for result in results if result["source"] == source] for source in SOURCES}
+    seconds = sum(result.get("cpu_seconds", 0.0) for result in results) + facts["cpu_seconds"]
     today = datetime.datetime.now(datetime.UTC)
     installed = [f"{name} {importlib.metadata.version(name)}" for name in ("rove", "reasoning-gym", "textarena")]
     lines = [
@@ -83,8 +83,8 @@ def page(results: Sequence[Result], facts: dict[str, Any]) -> str:
         "| source | environments | with a defect | other findings only | no findings | not audited |",
         "|---|---|---|---|---|---|",
     ]
-    for source, some in by_source.items():
-        lines.append(f"| {source} | {len(some)} | {' | '.join(map(str, counts(some)))} |")
+    for source, source_results in by_source.items():
+        lines.append(f"| {source} | {len(source_results)} | {' | '.join(map(str, counts(source_results)))} |")
     lines += [
         "",
         *common_defects(by_source),
@@ -97,22 +97,24 @@ def page(results: Sequence[Result], facts: dict[str, Any]) -> str:
     for source, title in (("rove", "rove's own environments"), ("v0 packages", "verifiers v0 packages in the tests")):
         lines += ["", f"## {title}", "", *findings_table(by_source[source])]
     packages = {file.stem for file in (Path(__file__).parents[2] / "tests" / "compat_packages").glob("*.py")}
-    if missing := sorted(packages - {one["name"] for one in by_source["v0 packages"]}):
+    if missing := sorted(packages - {result["name"] for result in by_source["v0 packages"]}):
         count = f"{len(missing)} {'has' if len(missing) == 1 else 'have'}"
         lines += ["", f"Of {len(packages)} packages, {count} not been audited yet ({names(missing)})."]
     lines += ["", "## Checks that did not run because the time budget was used up", ""]
-    for one in results:
-        if late := [name for name, reason in one.get("skipped", {}).items() if "time budget" in reason]:
-            lines.append(f"- {one['source']}, {one['name']}: {names(late)}")
+    for result in results:
+        if late := [name for name, reason in result.get("skipped", {}).items() if "time budget" in reason]:
+            lines.append(f"- {result['source']}, {result['name']}: {names(late)}")
     return "\n".join(lines) + "\n"
 
 
 def counts(results: Sequence[Result]) -> tuple[int, int, int, int]:
     """Return how many environments have a defect, other findings only, no findings, and could not be audited."""
     kinds: Counter[str] = Counter()
-    for one in results:
-        verdicts = [verdict(finding) for finding in one.get("findings", [])]
-        kind = "failed" if one.get("error") else "defect" if "defect" in verdicts else "other" if verdicts else "none"
+    for result in results:
+        verdicts = [verdict(finding) for finding in result.get("findings", [])]
+        kind = (
+            "failed" if result.get("error") else "defect" if "defect" in verdicts else "other" if verdicts else "none"
+        )
         kinds[kind] += 1
     return kinds["defect"], kinds["other"], kinds["none"], kinds["failed"]
 
@@ -121,36 +123,40 @@ def common_defects(by_source: dict[str, list[Result]]) -> Iterator[str]:
     """Yield a table of defects by check and source."""
     yield "The table shows, for each check, how many environments have a defect:"
     yield ""
-    found = {
+    defects = {
         source: Counter(
             check
-            for one in some
-            for check in {finding["id"] for finding in one.get("findings", []) if verdict(finding) == "defect"}
+            for result in source_results
+            for check in {finding["id"] for finding in result.get("findings", []) if verdict(finding) == "defect"}
         )
-        for source, some in by_source.items()
+        for source, source_results in by_source.items()
     }
-    yield f"| check | {' | '.join(found)} |"
-    yield f"|---|{'---|' * len(found)}"
-    for check in sorted({check for some in found.values() for check in some}):
-        yield f"| `{check}` | {' | '.join(str(some[check]) for some in found.values())} |"
+    yield f"| check | {' | '.join(defects)} |"
+    yield f"|---|{'---|' * len(defects)}"
+    for check in sorted({check for check_counts in defects.values() for check in check_counts}):
+        yield f"| `{check}` | {' | '.join(str(check_counts[check]) for check_counts in defects.values())} |"
 
 
 def reasoning_gym(results: Sequence[Result], facts: dict[str, Any]) -> Iterator[str]:
     """Yield the comparison with the scan, and a table of the families."""
     rows = facts["families"]
-    shared = [one["shared"] for one in rows.values() if "shared" in one]
-    changed = {name: one["json"] for name, one in rows.items() if one.get("json")}
-    own = {
-        one["name"]: one["rewards"]["right answer"][0] for one in results if "right answer" in one.get("rewards", {})
+    shared = [row["shared"] for row in rows.values() if "shared" in row]
+    changed = {name: row["json"] for name, row in rows.items() if row.get("json")}
+    own_rewards = {
+        result["name"]: result["rewards"]["right answer"][0]
+        for result in results
+        if "right answer" in result.get("rewards", {})
     }
-    not_full = sorted(name for name, reward in own.items() if reward < 0.999)
-    without = sorted(one["name"] for one in results if one.get("rewards") and one["name"] not in own)
-    paying = [one for one in results if best(one, BLIND | FREQUENT)[0] >= 0.4]
-    choices = [one for one in paying if rows.get(one["name"], {}).get("answers", 99) <= FEW_ANSWERS]
-    junk = [one for one in results if best(one, JUNK)[0] > 0.01]
-    retracted = [one for one in results if one.get("rewards", {}).get("retraction", (0.0,))[0] >= 0.5]
-    raising = sorted(one["name"] for one in results if has(one, "grader-robustness"))
-    running = sorted(one["name"] for one in results if has(one, "execution"))
+    not_full = sorted(name for name, reward in own_rewards.items() if reward < 0.999)
+    without = sorted(
+        result["name"] for result in results if result.get("rewards") and result["name"] not in own_rewards
+    )
+    paying = [result for result in results if best(result, BLIND | FREQUENT)[0] >= 0.4]
+    choices = [result for result in paying if rows.get(result["name"], {}).get("answers", 99) <= FEW_ANSWERS]
+    junk = [result for result in results if best(result, JUNK)[0] > 0.01]
+    retracted = [result for result in results if result.get("rewards", {}).get("retraction", (0.0,))[0] >= 0.5]
+    raising = sorted(result["name"] for result in results if has(result, "grader-robustness"))
+    running = sorted(result["name"] for result in results if has(result, "execution"))
     yield (
         "reasoning-gym seeds the row at `index` with `seed + index`. Therefore, in "
         f"{sum(share > 0.9 for share in shared)} of {len(shared)} families, more than 90% of 60 rows are the same for seeds 1 "
@@ -158,7 +164,7 @@ def reasoning_gym(results: Sequence[Result], facts: dict[str, Any]) -> Iterator[
         "Validate on a seed that differs from the training seed by more than the number of rows. "
         "`rove.ReasoningGymEnv` derives distant seeds for training and evaluation."
     )
-    missing = sorted(set(rows) - {one["name"] for one in results})
+    missing = sorted(set(rows) - {result["name"] for result in results})
     if missing:
         yield ""
         yield (
@@ -177,9 +183,9 @@ def reasoning_gym(results: Sequence[Result], facts: dict[str, Any]) -> Iterator[
     yield (
         "| give a reward of 0.40 or more to a policy that never sees the answer | 14, half of which have few possible answers | "
         f"{len(paying)}, of which {len(choices)} have at most {FEW_ANSWERS} different answers | "
-        f"{names(one['name'] for one in paying)} |"
+        f"{names(result['name'] for result in paying)} |"
     )
-    any_paid = [one for one in results if best(one, BLIND | FREQUENT)[0] > 0.01]
+    any_paid = [result for result in results if best(result, BLIND | FREQUENT)[0] > 0.01]
     yield (
         f"| give a reward above 0.01 to junk | 59 | {len(any_paid)} | {len(junk)} of them reward junk that contains no answer of "
         f"another row ({', '.join(sorted(JUNK))}); there is no record of which replies the manual scan counted |"
@@ -188,7 +194,7 @@ def reasoning_gym(results: Sequence[Result], facts: dict[str, Any]) -> Iterator[
     yield f"| have no answer of their own | counted in the row above | {len(without)} | {names(without)} |"
     yield (
         f'| give a reward of 0.5 or more to "ANSWER or maybe not" | 21 | {len(retracted)} | '
-        f"{names(one['name'] for one in retracted)} |"
+        f"{names(result['name'] for result in retracted)} |"
     )
     yield (
         f"| have a grader that raises an exception or hangs | 3 | {len(raising)} | {names(raising)}; "
@@ -199,21 +205,25 @@ def reasoning_gym(results: Sequence[Result], facts: dict[str, Any]) -> Iterator[
     yield ""
     yield "| family | answers in 60 rows | right answer | best reply without the answer | defects | nature of the task |"
     yield "|---|---|---|---|---|---|"
-    for one in results:
-        reward, name = best(one, BLIND | FREQUENT)
-        right = f"{own[one['name']]:.2f}" if one["name"] in own else "–"
-        different = rows.get(one["name"], {}).get("answers", "–")
+    for result in results:
+        reward, name = best(result, BLIND | FREQUENT)
+        right = f"{own_rewards[result['name']]:.2f}" if result["name"] in own_rewards else "–"
+        different = rows.get(result["name"], {}).get("answers", "–")
         paid = f"{reward:.2f} ({name})" if reward > 0 else "0"
-        yield f"| {one['name']} | {different} | {right} | {cell(paid)} | {' | '.join(columns(one))} |"
+        yield f"| {result['name']} | {different} | {right} | {cell(paid)} | {' | '.join(columns(result))} |"
 
 
 def text_arena(results: Sequence[Result]) -> Iterator[str]:
     """Yield a table of the games."""
-    rates = [{name: rate[0] for name, rate in one.get("rewards", {}).items()} for one in results]
-    blind = [one for one in rates if max((one[name] for name in one if not name.startswith("policy ")), default=0) > 0]
+    rates = [{name: rate[0] for name, rate in result.get("rewards", {}).items()} for result in results]
+    blind = [
+        rewards
+        for rewards in rates
+        if max((rewards[name] for name in rewards if not name.startswith("policy ")), default=0) > 0
+    ]
     passive = [
-        one["name"]
-        for one, rewards in zip(results, rates, strict=True)
+        result["name"]
+        for result, rewards in zip(results, rates, strict=True)
         if any(rewards.get(name, 0) > 0 for name in PASSIVE)
     ]
     yield (
@@ -226,36 +236,36 @@ def text_arena(results: Sequence[Result]) -> Iterator[str]:
     yield ""
     yield "| game | random moves | nothing | best blind policy | defects | nature of the game |"
     yield "|---|---|---|---|---|---|"
-    for one in results:
-        rewards = {name: rate[0] for name, rate in one.get("rewards", {}).items()}
-        others = {name: reward for name, reward in rewards.items() if not name.startswith("policy ")}
-        name = max(others, key=lambda key: others[key], default="–")
+    for result in results:
+        rewards = {name: rate[0] for name, rate in result.get("rewards", {}).items()}
+        blind_rewards = {name: reward for name, reward in rewards.items() if not name.startswith("policy ")}
+        name = max(blind_rewards, key=lambda key: blind_rewards[key], default="–")
         cells = [f"{rewards[key]:.2f}" if key in rewards else "–" for key in ("policy random", "nothing")]
-        cells.append(cell(f"{others.get(name, 0):.2f} ({name})"))
-        yield f"| {one['name']} | {' | '.join([*cells, *columns(one)])} |"
+        cells.append(cell(f"{blind_rewards.get(name, 0):.2f} ({name})"))
+        yield f"| {result['name']} | {' | '.join([*cells, *columns(result)])} |"
 
 
 def findings_table(results: Sequence[Result]) -> Iterator[str]:
     """Yield a table of all findings."""
     yield "| environment | CPU-s | defects | other findings |"
     yield "|---|---|---|---|"
-    for one in results:
-        yield f"| {one['name']} | {one.get('cpu_seconds', 0):g} | {' | '.join(columns(one, True))} |"
+    for result in results:
+        yield f"| {result['name']} | {result.get('cpu_seconds', 0):g} | {' | '.join(columns(result, True))} |"
 
 
 def columns(result: Result, with_text: bool = False) -> tuple[str, str]:
     """Return a result's defects and other findings."""
     if result.get("error"):
         return cell(f"not audited: {result['error']}"), ""
-    defects, others = [], []
+    defects, other_findings = [], []
     for finding in result["findings"]:
         kind = verdict(finding)
         text = f"`{finding['id']}` ({finding['severity']})"
         text += f": {finding['text']}" if with_text or kind == "defect" else ""
-        (defects if kind == "defect" else others).append(
+        (defects if kind == "defect" else other_findings).append(
             text if kind == "defect" else f"{text}: {kind}" if not with_text else text
         )
-    return cell("; ".join(defects)[:600]), cell("; ".join(others)[:600])
+    return cell("; ".join(defects)[:600]), cell("; ".join(other_findings)[:600])
 
 
 def has(result: Result, check: str) -> bool:
@@ -263,6 +273,6 @@ def has(result: Result, check: str) -> bool:
     return any(finding["id"] == check for finding in result.get("findings", []))
 
 
-def names(some: Any) -> str:
+def names(items: Any) -> str:
     """Return names as a text."""
-    return ", ".join(some) or "–"
+    return ", ".join(items) or "–"

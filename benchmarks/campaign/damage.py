@@ -43,11 +43,11 @@ def boundaries(file: Path) -> list[int]:
 
 def tear(trial: Trial, folder: Path) -> Path:
     """Cut the next file of a folder at its next boundary and return the file."""
-    places = trial.workshop.cached(
+    cut_points = trial.workshop.cached(
         f"boundaries of {trial.result.command} {_state(trial)}",
         lambda: [(file.relative_to(folder), length) for file in files_of(folder) for length in boundaries(file)],
     )
-    name, length = places[trial.ordinal // 2 * STRIDE % len(places)]
+    name, length = cut_points[trial.ordinal // 2 * STRIDE % len(cut_points)]
     os.truncate(folder / name, length)
     trial.injected(f"{name} cut to {length} bytes")
     return folder / name
@@ -100,8 +100,8 @@ def check_named(trial: Trial, subject: Subject, run: Path, file: Path) -> None:
     ended = trial.run(subject.words)
     trial.require("Traceback" not in ended.err, f"a traceback: {ended.err[-1200:]}")
     if ended.status:
-        shown = ended.text.replace("\\", "")
-        trial.require(file.name in shown, f"the error does not name {file.name}: {ended.text[-600:]}")
+        plain_text = ended.text.replace("\\", "")
+        trial.require(file.name in plain_text, f"the error does not name {file.name}: {ended.text[-600:]}")
     elif subject.name in TRAINING:
         check_training(trial, subject.name, run, file.name)
     else:
@@ -194,17 +194,17 @@ def _damage_input(trial: Trial, damage: Callable[[Path], object]) -> None:
     words = _import_words(file.name)
     trial.run(words)
     run = trial.folder / "run"
-    before, lines = finished_lines(run), (run / "rollouts.jsonl").read_bytes()
+    finished_before, lines = finished_lines(run), (run / "rollouts.jsonl").read_bytes()
     damage(file)
     trial.injected(f"{file.name}, {file.stat().st_size} bytes")
     ended = trial.run(words)
     trial.require(
         "Traceback (most recent" not in ended.err or file.name in ended.err, f"a traceback: {ended.err[-900:]}"
     )
-    after = (run / "rollouts.jsonl").read_bytes()
+    lines_after = (run / "rollouts.jsonl").read_bytes()
     if ended.status:
         reasons = (file.name, file.stem, "holds a different run")
         trial.require(any(reason in ended.text for reason in reasons), f"no reason: {ended.text[-600:]}")
-    trial.require(after.startswith(lines), "lines of a run have changed after its input was damaged")
+    trial.require(lines_after.startswith(lines), "lines of a run have changed after its input was damaged")
     same = finished_lines(run)
-    trial.require(len(same) == len(before) or ended.status == 0, "a run with a damaged input has new rollouts")
+    trial.require(len(same) == len(finished_before) or ended.status == 0, "a run with a damaged input has new rollouts")

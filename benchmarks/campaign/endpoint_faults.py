@@ -257,8 +257,8 @@ def check_rewards(trial: Trial, run: Path) -> None:
     """Check that every rollout has failed or has the reward of the right answer."""
     check_no_invented_reward(trial, run)
     for record in Run(run).rollouts():
-        said = record.completion[-1].get("content") if record.completion else None
-        trial.require(record.reward in (None, 1.0), f"reward {record.reward} for {said!r}")
+        content = record.completion[-1].get("content") if record.completion else None
+        trial.require(record.reward in (None, 1.0), f"reward {record.reward} for {content!r}")
         trial.require(record.error is None or bool(record.error.type), "an error without a type")
 
 

@@ -246,9 +246,9 @@ def kill_hub(trial: Trial) -> None:
     data, token = trial.copy(packages / "hub", "hub"), (packages / "token").read_text()
     hub = HubServer(trial, data)
     kind, body = form_of(packages / "1.1")
-    place = f"{hub.url}/api/environments/acme/my-sums/1.1"
+    address = f"{hub.url}/api/environments/acme/my-sums/1.1"
     answers: list[int] = []
-    uploading = threading.Thread(target=lambda: answers.append(_request(place, token, "PUT", body, kind)[0]))
+    uploading = threading.Thread(target=lambda: answers.append(_request(address, token, "PUT", body, kind)[0]))
     uploading.start()
     time.sleep(trial.rng.uniform(0.0, 0.6))
     trial.injected("the hub was killed during an upload")

@@ -235,8 +235,8 @@ def disk_full(trial: Trial, subject: Subject, run: Path) -> None:
 def check_message(trial: Trial, ended: Ended, *reasons: str) -> None:
     """Check that a command that failed says why, without a traceback."""
     trial.require("Traceback" not in ended.err, f"a traceback: {ended.err[-1200:]}")
-    told = any(reason in ended.text for reason in reasons)
-    trial.require(told, f"the error does not contain {' or '.join(reasons)}: {ended.text[-600:]}")
+    names_reason = any(reason in ended.text for reason in reasons)
+    trial.require(names_reason, f"the error does not contain {' or '.join(reasons)}: {ended.text[-600:]}")
 
 
 @each_subject("read-only folder", {"eval": 200, "sft": 12, "rl": 15}, NO_MOUNT)
@@ -245,14 +245,14 @@ def read_only(trial: Trial, subject: Subject, run: Path) -> None:
     disk = Disk(run, 1 << 28)
     if trial.rng.random() < 0.8:
         trial.run(subject.words, die_at(run, subject.operation(trial)))
-    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    files_before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     with disk.read_only():
         ended = trial.run(subject.words)
-    trial.injected(f"{len(before)} files")
+    trial.injected(f"{len(files_before)} files")
     if ended.status:
         check_message(trial, ended, "Read-only file system")
-    after = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
-    trial.require(before == after, "a read-only folder has changed")
+    files_after = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    trial.require(files_before == files_after, "a read-only folder has changed")
     subject.recover(trial, run)
 
 
@@ -306,10 +306,10 @@ def clock_jump(trial: Trial, subject: Subject, run: Path) -> None:
 @each_subject("few file descriptors", {"eval": 150, "sft": 15, "rl": 15})
 def few_files(trial: Trial, subject: Subject, run: Path) -> None:
     """Allow only a few more open files."""
-    more = trial.rng.randint(0, 20)
-    ended = trial.run(subject.words, lambda: limit_files(more))
+    extra_files = trial.rng.randint(0, 20)
+    ended = trial.run(subject.words, lambda: limit_files(extra_files))
     if ended.status or "Too many open files" in ended.text:
-        trial.injected(f"{more} more files")
+        trial.injected(f"{extra_files} more files")
     if ended.status:
         trial.require("open files" in ended.text, f"the error does not mention open files: {ended.text[-600:]}")
     subject.recover(trial, run)
@@ -323,15 +323,15 @@ FAILED_THREAD = "Exception ignored in thread started by"
 @each_subject("memory limit", {"eval": 120, "sft": 25, "rl": 30})
 def few_memory(trial: Trial, subject: Subject, run: Path) -> None:
     """Allow only a little more memory."""
-    more = trial.rng.randint(0, 3_000 if subject.name == "eval" else 150_000) << 10
-    process = trial.start(subject.words, lambda: limit_memory(more))
+    extra_bytes = trial.rng.randint(0, 3_000 if subject.name == "eval" else 150_000) << 10
+    process = trial.start(subject.words, lambda: limit_memory(extra_bytes))
     ended = process.wait(THREAD_TIMEOUT_S)
     if ended is None and FAILED_THREAD in process.err.read_text(errors="replace"):
         # CPython's `Thread.start` waits forever for a thread that had no memory to begin; a user ends such a command.
         process.send(signal.SIGKILL)
     ended = trial.finish(process, subject.words)
     if ended.status or "emory" in ended.text:
-        trial.injected(f"{more >> 10} KiB more")
+        trial.injected(f"{extra_bytes >> 10} KiB more")
     subject.recover(trial, run)
 
 
@@ -340,12 +340,12 @@ def few_memory(trial: Trial, subject: Subject, run: Path) -> None:
 
 def descendants(pid: int) -> list[int]:
     """Return the processes that a process has started, and their processes."""
-    found: list[int] = []
+    pids: list[int] = []
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             for child in (thread / "children").read_text().split():
-                found += [int(child), *descendants(int(child))]
-    return found
+                pids += [int(child), *descendants(int(child))]
+    return pids
 
 
 @fault("death of an environment worker", "eval", 60, ("eval",))

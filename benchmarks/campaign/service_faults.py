@@ -210,15 +210,15 @@ def disturb_server(trial: Trial) -> None:
 def few_files_of_server(trial: Trial) -> None:
     """Let a server open only a few more files, and use all of them; afterward, it serves again."""
     SUBJECTS["eval"].set_up(trial)
-    more = trial.rng.randint(6, 14)  # the event loop and the listening socket need some
+    extra_files = trial.rng.randint(6, 14)  # the event loop and the listening socket need some
     try:
-        server = Server(trial, SERVE, lambda: limit_files(more))
+        server = Server(trial, SERVE, lambda: limit_files(extra_files))
     except RuntimeError as error:
         trial.require("open files" in str(error), f"no reason: {error}")
-        trial.injected(f"{more} more files, too few to start")
+        trial.injected(f"{extra_files} more files, too few to start")
         return
     connections = [socket.create_connection(("127.0.0.1", server.port), 20) for _ in range(20)]
-    trial.injected(f"20 connections, {more} more files")
+    trial.injected(f"20 connections, {extra_files} more files")
     time.sleep(0.05)
     for connection in connections:
         connection.close()

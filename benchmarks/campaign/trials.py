@@ -345,11 +345,11 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def limit_files(more: int) -> None:
-    """Let this process open `more` files than it has open."""
+def limit_files(count: int) -> None:
+    """Let this process open this many files more than it has open."""
     free = (number for number in itertools.count() if not os.path.exists(f"/proc/self/fd/{number}"))
     # The limit is on the numbers of files, and the open ones may leave gaps.
-    end = next(itertools.islice(free, more, None))
+    end = next(itertools.islice(free, count, None))
     resource.setrlimit(resource.RLIMIT_NOFILE, (end, end))
 
 

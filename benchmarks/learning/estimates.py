@@ -46,14 +46,20 @@ def main() -> None:
     for env in names:
         runs = [(seed, RUNS / f"{env}-{seed}") for seed in args.seeds if took_one_session(RUNS / f"{env}-{seed}")]
         for seed, folder in runs:
-            made = json.loads((folder / "estimate.json").read_text())  # see `rove.doctor.estimate.Estimate`
+            estimate = json.loads((folder / "estimate.json").read_text())  # see `rove.doctor.estimate.Estimate`
             text = (folder / "log.txt").read_text()
             wall, cpu, gigabytes = re.findall(r"took (\S+) minutes, (\S+) CPU-minutes, at most (\S+) GB", text)[-1]
             sft, rl = steps_of(folder / "sft"), steps_of(folder / "rl1")
             if (folder / "first_start").exists():
                 sft += steps_of(folder / "first_start" / "sft")
-            parts = [made["data"], sft * made["sft_step"], made["initial"], rl * made["rl_step"], made["table"]]
-            minutes, memory = sum(parts) / 60, made["memory"] / 1e9
+            parts = [
+                estimate["data"],
+                sft * estimate["sft_step"],
+                estimate["initial"],
+                rl * estimate["rl_step"],
+                estimate["table"],
+            ]
+            minutes, memory = sum(parts) / 60, estimate["memory"] / 1e9
             row = [(float(wall), minutes), (float(gigabytes), memory)]
             cells = [f"{measured:.1f}|{guess:.1f}|{guess / measured:.2f}" for measured, guess in row]
             table.add_row(env, str(seed), cpu, *"|".join(cells).split("|"))
@@ -62,7 +68,7 @@ def main() -> None:
     console = Console(width=110)
     console.print(table)
     for name, values in zip(("time", "memory"), ratios, strict=True):
-        inside = sum(1 / 1.5 <= one <= 1.5 for one in values)
+        inside = sum(1 / 1.5 <= ratio <= 1.5 for ratio in values)
         console.print(f"{name}: {inside} of {len(values)} within 1.5; median ratio {statistics.median(values):.2f}")
 
 

@@ -75,11 +75,11 @@ def run(kind: str, seed: int, folder: Path) -> str:
     fault, changes = CASES[kind]
     words = [sys.executable, "-m", "rove", "train", "planted", "--seed", str(seed), "--json"]
     env = ["--env-dir", str(ENVIRONMENTS), "-a", json.dumps({"fault": fault})]
-    made = subprocess.run(
+    dry_run = subprocess.run(
         [*words, *env, "--run-dir", str(folder), "--dry-run"], capture_output=True, text=True, check=False
     )
-    if made.returncode:
-        refused = re.search(rf"({'|'.join(BEFORE)}): ", made.stderr)
+    if dry_run.returncode:
+        refused = re.search(rf"({'|'.join(BEFORE)}): ", dry_run.stderr)
         return refused[1] if refused else "none"
     evidence = json.loads((folder / "evidence.json").read_text())
     if evidence["diagnoses"]:
@@ -91,17 +91,17 @@ def run(kind: str, seed: int, folder: Path) -> str:
         (folder / "log.txt").open("w") as log,
         subprocess.Popen([*words, *env, "--run-dir", str(folder)], stdout=log, stderr=log) as training,
     ):
-        found: list[dict[str, Any]] = []
-        while not found and training.poll() is None:
+        diagnoses: list[dict[str, Any]] = []
+        while not diagnoses and training.poll() is None:
             time.sleep(0.5)
             path = folder / "diagnoses.json"
-            found = json.loads(path.read_text()) if path.exists() else []
+            diagnoses = json.loads(path.read_text()) if path.exists() else []
         training.kill()
-    if not found and training.returncode:
+    if not diagnoses and training.returncode:
         raise SystemExit(f"{kind}, seed {seed}: {(folder / 'log.txt').read_text()[-2000:]}")
-    if not found:
+    if not diagnoses:
         return "none"
-    first = found[0]
+    first = diagnoses[0]
     return f"{first['id']} ({first['stage']} {first['step']} of {first['steps']})"
 
 
@@ -115,13 +115,13 @@ def main() -> None:
     table = Table("planted", *(f"seed {seed}" for seed in args.seeds))
     right = 0
     for kind in args.only:
-        found = []
+        outcomes = []
         for seed in args.seeds:
             with tempfile.TemporaryDirectory() as folder:
-                found.append(run(kind, seed, Path(folder)))
-            console.print(f"{kind}, seed {seed}: {found[-1]}")
-        table.add_row(kind, *found)
-        right += sum(name.split()[0] == (kind if kind != "healthy" else "none") for name in found)
+                outcomes.append(run(kind, seed, Path(folder)))
+            console.print(f"{kind}, seed {seed}: {outcomes[-1]}")
+        table.add_row(kind, *outcomes)
+        right += sum(name.split()[0] == (kind if kind != "healthy" else "none") for name in outcomes)
     console.print(table)
     console.print(f"right: {right} of {len(args.only) * len(args.seeds)}")
 

@@ -56,11 +56,11 @@ class Level(NamedTuple):
     pairs: int
     key: int
     value: int
-    before: int
+    pair_before: int
     """Symbols before each key."""
     between: int
     """Symbols between each key and its value."""
-    after: int
+    pair_after: int
     """Symbols after each value."""
     question_before: int
     """Symbols before the key of a question."""
@@ -118,8 +118,8 @@ class Layout:
         self.rng = rng
         self.count = rng.randint(max(1, level.pairs // 2), level.pairs)
         self.key_length, self.value_length = rng.randint(1, level.key), rng.randint(1, level.value)
-        self.before, self.between, self.after = (
-            pool.take(rng.randint(0, most)) for most in (level.before, level.between, level.after)
+        self.pair_before, self.between, self.pair_after = (
+            pool.take(rng.randint(0, most)) for most in (level.pair_before, level.between, level.pair_after)
         )
         self.question_before = pool.take(rng.randint(0, level.question_before))
         self.question_after = pool.take(rng.randint(1, level.question_after + 1))
@@ -146,7 +146,7 @@ class Layout:
         between = self.between
         if self.alternatives:
             between = [self.rng.choice([self.between[0], *self.alternatives]), *self.between[1:]]
-        return [*self.before, *first, *between, *second, *self.after]
+        return [*self.pair_before, *first, *between, *second, *self.pair_after]
 
 
 def recall(rng: random.Random, level: Level) -> Exercise:
@@ -184,15 +184,15 @@ def question_first(rng: random.Random, level: Level) -> Exercise:
         keys = layout.some_keys(sum(counts))
         values = {key: layout.some_value() for key in keys}
         lists = [keys] if turns == 1 else [keys[: counts[0]], keys[counts[0] :]]
-        asked = [rng.choice(listed) for listed in lists]
-        question = [*layout.question_before, *asked[0]]
-        for key in asked[1:]:
+        question_keys = [rng.choice(listed) for listed in lists]
+        question = [*layout.question_before, *question_keys[0]]
+        for key in question_keys[1:]:
             question += [*then, *key]
         sequence.show([*question, *layout.question_after[:1]])
         add = sequence.train if number else sequence.show
-        for key, listed in zip(asked, lists, strict=True):
-            for other in listed:
-                sequence.show(layout.pair(other, values[other]))
+        for key, listed in zip(question_keys, lists, strict=True):
+            for listed_key in listed:
+                sequence.show(layout.pair(listed_key, values[listed_key]))
             sequence.show(layout.question_after)
             add(values[key])
             sequence.show(end)
@@ -205,7 +205,7 @@ def transform(rng: random.Random, level: Level) -> Exercise:
     kind = rng.choice(KINDS)
     alphabet = pool.take(rng.choice([6, 12, 30]))
     yes, no = pool.take(2)
-    before, middle, end = pool.take(rng.randint(0, 2)), pool.take(1), pool.take(1)
+    opening, middle, end = pool.take(rng.randint(0, 2)), pool.take(1), pool.take(1)
     sequence = Exercise([], [])
     sequence.show(pool.take(1))
     for number in range(EXAMPLES):
@@ -225,7 +225,7 @@ def transform(rng: random.Random, level: Level) -> Exercise:
         else:
             question = [rng.choice(alphabet if rng.random() < 0.5 else items)]
             answer = [yes if question[0] in items else no]
-        sequence.show([*before, *items, *middle, *question])
+        sequence.show([*opening, *items, *middle, *question])
         add = sequence.train if number else sequence.show
         add([*answer, *end])
     return sequence
@@ -262,8 +262,8 @@ class Training:
         embeddings = torch.randn(SYMBOLS, WIDTH, generator=generator) * WIDTH**-0.5  # as in a new model
         level = self.level if rng.random() < 0.7 else rng.randint(0, self.level)
         is_recall = self.level < 2 or rng.random() < RECALL_SHARE
-        other = question_first if rng.random() < QUESTION_FIRST_SHARE else transform
-        make = recall if is_recall else other
+        other_exercise = question_first if rng.random() < QUESTION_FIRST_SHARE else transform
+        make = recall if is_recall else other_exercise
         symbols, targets = batch_of([make(rng, LEVELS[level]) for _ in range(BATCH)])
         hidden = self.model.model(inputs_embeds=embeddings[symbols]).last_hidden_state[:, :-1]
         targets = targets[:, 1:]

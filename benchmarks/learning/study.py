@@ -183,11 +183,15 @@ def changed(path: Path, evidence: Path, change: Callable[[Recipe], None]) -> str
 def run(env: str, seed: int, setting: str, value: str) -> None:
     """Train with one changed setting, and once without any."""
     base = RUNS / f"{env}-{BASE}-{seed}"
-    recipe, evidence, where = base / "recipe.toml", base / "evidence.json", ("--env-dir", str(HERE / "environments"))
+    recipe, evidence, env_options = (
+        base / "recipe.toml",
+        base / "evidence.json",
+        ("--env-dir", str(HERE / "environments")),
+    )
     if not recipe.exists():
-        train(env, seed, base, *where, "--dry-run")
+        train(env, seed, base, *env_options, "--dry-run")
         recipe.write_text(changed(recipe, evidence, as_base))
-    train(env, seed, base, *where)
+    train(env, seed, base, *env_options)
     folder = RUNS / f"{env}-{setting}-{value.split()[0]}-{seed}"
     path = RUNS / f"{folder.name}.toml"
     path.write_text(changed(recipe, evidence, CHANGES[setting][value]))
@@ -230,8 +234,8 @@ def curve(folder: Path) -> list[tuple[float, float]]:
     path, name = folder / "rl1" / "metrics.jsonl", "eval/sampled/reward/mean"
     if not path.exists():
         return []
-    given = RUNS / f"{folder.name}.toml"
-    recipe = tomllib.loads((given if given.exists() else folder / "recipe.toml").read_text())
+    changed_recipe = RUNS / f"{folder.name}.toml"
+    recipe = tomllib.loads((changed_recipe if changed_recipe.exists() else folder / "recipe.toml").read_text())
     size = recipe["rl"][0]["batch_size"]
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return [(round(row["step"] * size / 1000, 2), number(row[name])) for row in rows if name in row]
@@ -239,8 +243,8 @@ def curve(folder: Path) -> list[tuple[float, float]]:
 
 def values_of(setting: str) -> list[tuple[str, str]]:
     """Return (label, part of the run's name) of the base and of the other values."""
-    others = [(value, f"{setting}-{value.split()[0]}") for value in CHANGES[setting]]
-    return [(f"{LABELS[setting]} (base)", BASE), *others]
+    other_values = [(value, f"{setting}-{value.split()[0]}") for value in CHANGES[setting]]
+    return [(f"{LABELS[setting]} (base)", BASE), *other_values]
 
 
 def plot(setting: str, runs: dict[str, dict[str, Any]], folder: Path) -> None:
@@ -249,7 +253,7 @@ def plot(setting: str, runs: dict[str, dict[str, Any]], folder: Path) -> None:
     panels = figure.subplots(1, len(ENVIRONMENTS))
     for panel, env in zip(panels, ENVIRONMENTS, strict=True):
         for position, (label, part) in enumerate(values_of(setting)):
-            for name in (one for one in sorted(runs) if one.rpartition("-")[0] == f"{env}-{part}"):
+            for name in (run_name for run_name in sorted(runs) if run_name.rpartition("-")[0] == f"{env}-{part}"):
                 run = runs[name]
                 rollouts, rewards = zip(*run["curve"] or [(0.0, run["SFT"])], strict=True)
                 line = panel.plot(rollouts, rewards, color=f"C{position}", alpha=0.7, label=label)[0]
@@ -274,12 +278,12 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
     lines = [f"| setting | value | {' | '.join(ENVIRONMENTS)} |", "|---" * (2 + len(ENVIRONMENTS)) + "|"]
     for setting in settings_of(runs):
         for label, part in values_of(setting):
-            found = [
+            runs_per_env = [
                 [run for name, run in runs.items() if name.rpartition("-")[0] == f"{env}-{part}"]
                 for env in ENVIRONMENTS
             ]
-            if any(found):
-                lines.append(f"| `{setting}` | {label} | {' | '.join(map(cell, found))} |")
+            if any(runs_per_env):
+                lines.append(f"| `{setting}` | {label} | {' | '.join(map(cell, runs_per_env))} |")
     return "\n".join(lines)
 
 

@@ -70,7 +70,7 @@ def train(env: str, seed: int, folder: Path, options: Sequence[str] = ()) -> Non
     """Run `rove train` with further options, and record its CPU time."""
     if is_complete(folder):
         return
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    usage_before = resource.getrusage(resource.RUSAGE_CHILDREN)
     words = [str(HERE / "strangers" / f"{env}.py")]
     if env in ENVIRONMENTS:
         words = [env, "--env-dir", str(HERE / "environments"), "-a", json.dumps(ENVIRONMENTS[env])]
@@ -83,8 +83,8 @@ def train(env: str, seed: int, folder: Path, options: Sequence[str] = ()) -> Non
             stderr=log,
             check=False,
         )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    usage_after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = usage_after.ru_utime + usage_after.ru_stime - usage_before.ru_utime - usage_before.ru_stime
     with (folder / "cpu_seconds.txt").open("a") as file:  # one line per session
         file.write(f"{used:.1f}\n")
 
@@ -97,8 +97,10 @@ def read(folder: Path) -> dict[str, Any] | None:
         row["name"]: row["conditions"]["sampled"]["reward"] for row in json.loads((folder / "results.json").read_text())
     }
     rewards = {  # equal rewards have no interval
-        name: Reward(one["mean"], *(one["mean"] if one[end] is None else one[end] for end in ("low", "high")))
-        for name, one in rows.items()
+        name: Reward(
+            reward["mean"], *(reward["mean"] if reward[end] is None else reward[end] for end in ("low", "high"))
+        )
+        for name, reward in rows.items()
     }
     policies = sorted((name for name in rewards if name.startswith("scripted:")), key=lambda name: rewards[name].mean)
     names = [name for name in rewards if not name.startswith("scripted:")]
@@ -121,9 +123,11 @@ def read(folder: Path) -> dict[str, Any] | None:
     }
 
 
-def difference(folder: Path, before: str, after: str) -> Difference:
+def difference(folder: Path, first_name: str, second_name: str) -> Difference:
     """Compare two rows of the results table (T = 1) on the examples that both have."""
-    rows = ["".join(c if c.isalnum() else "-" for c in f"{row}-sampled").strip("-") for row in (before, after)]
+    rows = [
+        "".join(c if c.isalnum() else "-" for c in f"{row}-sampled").strip("-") for row in (first_name, second_name)
+    ]
     first, second = (Run(folder / "eval" / row).outcomes() for row in rows)
     return compare(first, second).main
 

@@ -77,7 +77,7 @@ def _escaped(line: str) -> str:
 
 def markdown_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Change a docstring, which has Markdown's code marks and indented examples, to what Sphinx reads."""
-    section, code, found = "", False, []
+    section, code, converted = "", False, []
     for number, line in enumerate(lines):
         indented = line.startswith("    ")
         if line and not indented:
@@ -87,13 +87,13 @@ def markdown_docstring(app: Any, what: str, name: str, obj: Any, options: Any, l
         if starts and ">>>" not in line:
             code = True
             if is_example:
-                found[-1] = ".. rubric:: Example"
-            found += ["", ".. code-block:: python", ""]
+                converted[-1] = ".. rubric:: Example"
+            converted += ["", ".. code-block:: python", ""]
         elif starts:
             section = "doctest"
         plain = code or section == "doctest" or line.lstrip().startswith(">>>")
-        found.append(line if plain or SECTION.match(line) else _escaped(line))
-    lines[:] = found
+        converted.append(line if plain or SECTION.match(line) else _escaped(line))
+    lines[:] = converted
 
 
 def setup(app: Any) -> None:

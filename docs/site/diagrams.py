@@ -79,7 +79,7 @@ def chain(
 ) -> tuple[list[Box], list[Arrow]]:
     """Return boxes in a row, each with an arrow to the next."""
     boxes = [Box(start + number * (width + gap), y, width, 40, (file,)) for number, file in enumerate(files)]
-    arrows = [Arrow(((one.x + width, y + 20), (one.x + width + gap, y + 20))) for one in boxes[:-1]]
+    arrows = [Arrow(((box.x + width, y + 20), (box.x + width + gap, y + 20))) for box in boxes[:-1]]
     return boxes, arrows
 
 
@@ -130,7 +130,7 @@ def rollout() -> str:
         Box(595, 110, 165, 40, ("rubrics/rubric.py",), "score"),
         Box(595, 200, 165, 40, ("runs/run.py",)),
     ]
-    more = [
+    added_arrows = [
         Arrow(((595, 50), (565, 50)), "turn", (580, 68)),
         Arrow(((440, 60), (440, 130), (370, 130)), "request", (412, 122)),
         Arrow(((205, 130), (175, 130))),
@@ -142,20 +142,20 @@ def rollout() -> str:
         "evaluate.py calls groups.py, which calls runner.py, which runs multi_turn.py. Its turns go through runner.py to "
         "client.py and engine.py. The finished state goes to rubric.py, and the record to run.py."
     )
-    return svg(title, 775, 250, [*boxes, *below], [*arrows, *more])
+    return svg(title, 775, 250, [*boxes, *below], [*arrows, *added_arrows])
 
 
 def step() -> str:
     """Return the diagram of one training step through the source files, in docs/architecture.md."""
     boxes, arrows = chain(["train/rl.py", "train/learner.py", "train/trainer.py"], y=110, gap=100)
-    others = [
+    added_boxes = [
         Box(10, 20, 165, 40, ("train/collect.py",)),
         Box(275, 20, 165, 40, ("train/advantages.py",), "score"),
         Box(540, 20, 165, 40, ("train/sequences.py",)),
         Box(275, 195, 165, 40, ("train/backends.py",), "model"),
     ]
     arrows[0] = Arrow(arrows[0].points, "sequences", (224, 122))
-    more = [
+    added_arrows = [
         Arrow(((92, 110), (92, 60))),
         Arrow(((175, 40), (275, 40)), "rewards", (224, 32)),
         Arrow(((160, 60), (160, 85), (620, 85), (620, 60)), "records", (480, 78)),
@@ -165,7 +165,7 @@ def step() -> str:
         "rl.py calls collect.py. Its rewards go to advantages.py and its records to sequences.py. The sequences go to "
         "learner.py and trainer.py, and the new weights to backends.py."
     )
-    return svg(title, 720, 250, [*boxes, *others], [*arrows, *more])
+    return svg(title, 720, 250, [*boxes, *added_boxes], [*arrows, *added_arrows])
 
 
 def main() -> None:

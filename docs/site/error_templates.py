@@ -93,35 +93,40 @@ def error_classes() -> dict[str, ErrorClass]:
     classes = [
         (module, node) for module, tree in _modules() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
     ]
-    found: dict[str, ErrorClass] = {}
+    by_name: dict[str, ErrorClass] = {}
     grown = True
     while grown:
         grown = False
         for module, node in classes:
             root = node.name == BASE and module == "rove.core.errors"
-            if node.name not in found and (root or any(_last_name(base) in found for base in node.bases)):
+            if node.name not in by_name and (root or any(_last_name(base) in by_name for base in node.bases)):
                 first_line = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
-                found[node.name] = ErrorClass(node.name, first_line, module)
+                by_name[node.name] = ErrorClass(node.name, first_line, module)
                 grown = True
-    return found
+    return by_name
 
 
 def _assignments(scope: ast.AST) -> dict[str, ast.expr]:
-    """Return the last value that each name gets in a function or module, without nested functions."""
-    found: dict[str, ast.expr] = {}
+    """Return the last value that each name gets in a function or module, without numbers that `+=` changes."""
+    assigned: dict[str, ast.expr] = {}
     for node in ast.walk(scope):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            found[node.targets[0].id] = node.value
+            assigned[node.targets[0].id] = node.value
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            found[node.target.id] = node.value
-    return found
+            assigned[node.target.id] = node.value
+    for node in ast.walk(scope):
+        if isinstance(node, ast.AugAssign):
+            start = assigned.get(_last_name(node.target))
+            if isinstance(start, ast.Constant) and not isinstance(start.value, str):
+                del assigned[_last_name(node.target)]
+    return assigned
 
 
 def placeholder(node: ast.expr) -> str:
     """Return the placeholder of a value: {name}."""
     if isinstance(node, ast.Call) and _last_name(node.func) == "nearest":
         return "{did you mean …?}"
-    names = [_last_name(one) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute))]
+    names = [_last_name(part) for part in ast.walk(node) if isinstance(part, (ast.Name, ast.Attribute))]
     inner = node.args[0] if isinstance(node, ast.Call) and node.args else node
     return (
         "{"
@@ -130,23 +135,23 @@ def placeholder(node: ast.expr) -> str:
     )
 
 
-def template(node: ast.expr, known: dict[str, ast.expr], depth: int = 0) -> str:
+def template(node: ast.expr, assigned: dict[str, ast.expr], depth: int = 0) -> str:
     """Return a message's expression as text with placeholders."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
-        return "".join(template(part, known, depth) for part in node.values)
+        return "".join(template(part, assigned, depth) for part in node.values)
     if isinstance(node, ast.FormattedValue):
         value = node.value
-        plain = isinstance(value, ast.Name) and isinstance(known.get(value.id), ast.Constant)
-        return str(known[value.id].value) if plain else placeholder(value)  # type: ignore[union-attr,attr-defined]
+        plain = isinstance(value, ast.Name) and isinstance(assigned.get(value.id), ast.Constant)
+        return str(assigned[value.id].value) if plain else placeholder(value)  # type: ignore[union-attr,attr-defined]
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return template(node.left, known, depth) + template(node.right, known, depth)
+        return template(node.left, assigned, depth) + template(node.right, assigned, depth)
     if isinstance(node, ast.IfExp):
-        one, other = template(node.body, known, depth), template(node.orelse, known, depth)
-        return f"{one} | {other}"
-    if isinstance(node, ast.Name) and node.id in known and depth < 3:
-        return template(known[node.id], known, depth + 1)
+        if_true, if_false = template(node.body, assigned, depth), template(node.orelse, assigned, depth)
+        return " | ".join(text for text in (if_true, if_false) if text)
+    if isinstance(node, ast.Name) and node.id in assigned and depth < 3:
+        return template(assigned[node.id], assigned, depth + 1)
     return placeholder(node)
 
 
@@ -158,11 +163,11 @@ def _message(call: ast.Call, error: str) -> ast.expr | None:
 
 
 def _calls(
-    scope: ast.AST, known: dict[str, ast.expr], names: Sequence[str]
+    scope: ast.AST, assigned: dict[str, ast.expr], names: Sequence[str]
 ) -> Iterator[tuple[ast.Call, dict[str, ast.expr]]]:
     """Yield each call of an error class with the values of the names around it."""
     for node in ast.iter_child_nodes(scope):
-        inner = known | _assignments(node) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else known
+        inner = assigned | _assignments(node) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else assigned
         if isinstance(node, ast.Call) and _last_name(node.func) in names:
             yield node, inner
         yield from _calls(node, inner, names)
@@ -175,11 +180,11 @@ def raise_sites() -> tuple[Template, ...]:
     names = list(error_classes())
     for module, tree in _modules():
         constants = {name: value for name, value in _assignments(tree).items() if name.isupper()}
-        for call, known in _calls(tree, constants, names):
+        for call, assigned in _calls(tree, constants, names):
             error = _last_name(call.func)
             message = _message(call, error)
             if message is not None:
-                text = " ".join(template(message, known).split())
+                text = " ".join(template(message, assigned).split())
                 sites.append(Template(text, error, module, call.lineno))
     return tuple(sites)
 
@@ -218,16 +223,16 @@ shows them.
 def errors_page() -> str:
     """Return the page in Markdown: a section per error class, a list of templates per package."""
     classes, lines, part = error_classes(), [BEGINNING], ("", "")
-    for one in templates():
-        package = ".".join(one.module.split(".")[:2])
-        if part[0] != one.error:
+    for template in templates():
+        package = ".".join(template.module.split(".")[:2])
+        if part[0] != template.error:
             lines.append(
-                f"\n## {one.error}\n\n**Cause:** {classes[one.error].meaning}\n\n**Fix:** {FIXES[one.error]}\n"
+                f"\n## {template.error}\n\n**Cause:** {classes[template.error].meaning}\n\n**Fix:** {FIXES[template.error]}\n"
             )
-        if part != (one.error, package):
+        if part != (template.error, package):
             lines.append(f"\n**`{package}`**\n")
-        part = (one.error, package)
-        lines.append(f"- {code(one.text)}")
+        part = (template.error, package)
+        lines.append(f"- {code(template.text)}")
     return "\n".join(lines) + "\n"
 
 

@@ -50,12 +50,12 @@ class Stage(NamedTuple):
 def stages() -> list[Stage]:
     """Return the measured stages, the base model first."""
     results = (ROOT / "benchmarks/RESULTS.md").read_text(encoding="utf-8")
-    found = [Stage("base", 0.0, 0.0, "–")]  # random weights: no valid move in 2,000 games
+    measured_stages = [Stage("base", 0.0, 0.0, "–")]  # random weights: no valid move in 2,000 games
     for stage in STAGES[1:]:
         row = re.search(ROW.format(stage=stage), results, re.MULTILINE)
         assert row, stage
-        found.append(Stage(stage, float(row[1]), float(row[2]), f"{row[3]} of {row[4]}"))
-    return found
+        measured_stages.append(Stage(stage, float(row[1]), float(row[2]), f"{row[3]} of {row[4]}"))
+    return measured_stages
 
 
 def game() -> list[tuple[int, str, str]]:

@@ -61,12 +61,12 @@ class Name(NamedTuple):
 def public_names(module: str) -> list[Name]:
     """Return the public names of a module."""
     exporter = importlib.import_module(module)
-    found = []
+    names = []
     for name in sorted(exporter.__all__):
         value = getattr(exporter, name)
         home = getattr(value, "__module__", None)
-        found.append(Name(module, name, value, home if isinstance(home, str) else module))
-    return found
+        names.append(Name(module, name, value, home if isinstance(home, str) else module))
+    return names
 
 
 def _package(name: Name) -> str:
@@ -115,11 +115,11 @@ def api_pages() -> Iterator[tuple[str, str]]:
     for module in PACKAGES:
         exported = public_names(module)
         documented = [name for name in exported if inspect.isclass(name.value) or inspect.isroutine(name.value)]
-        own = [name for name in documented if (name.home, name.name) not in described]
+        undescribed = [name for name in documented if (name.home, name.name) not in described]
         doc = (inspect.getdoc(importlib.import_module(module)) or "").replace("\n\n", "\n")
         text = f"# {module}\n\n{doc}\n\n## Names\n\n{_table(exported)}"
-        if own and module != "rove.compat.verifiers":  # the v0 API is that of verifiers; compat.md explains it
-            text += f"\n## Details\n\n{_rst(own)}"
+        if undescribed and module != "rove.compat.verifiers":  # the v0 API is that of verifiers; compat.md explains it
+            text += f"\n## Details\n\n{_rst(undescribed)}"
         index += f"\n**[{module}]({module}.md)**: {_first_line(importlib.import_module(module))}\n"
         toctree += f"{module}\n"
         yield f"{module}.md", text
@@ -131,21 +131,21 @@ def _help(command: click.Command, name: str, parent: click.Context | None) -> It
     yield context.command_path, command.get_help(context)
     if isinstance(command, click.Group):
         for child in command.list_commands(context):
-            found = command.get_command(context, child)
-            if found is not None and not found.hidden:
-                yield from _help(found, child, context)
+            subcommand = command.get_command(context, child)
+            if subcommand is not None and not subcommand.hidden:
+                yield from _help(subcommand, child, context)
 
 
 def commands() -> list[tuple[str, str]]:
     """Return (command, help text) of every command and subcommand."""
     context = click.Context(cli, info_name="rove")
-    found = []
+    help_texts = []
     for entries in GROUPS.values():
         for name in entries:
             command = cli.get_command(context, name)
             assert command is not None
-            found += _help(command, name, context)
-    return found
+            help_texts += _help(command, name, context)
+    return help_texts
 
 
 def commands_page() -> str:
@@ -157,7 +157,7 @@ def commands_page() -> str:
     )
     top = click.Context(cli, info_name="rove", terminal_width=100, max_content_width=100)
     text += f"\n## rove\n\n```text\n{cli.get_help(top)}\n```\n"
-    return text + "".join(f"\n## {path}\n\n```text\n{shown}\n```\n" for path, shown in commands())
+    return text + "".join(f"\n## {path}\n\n```text\n{help_text}\n```\n" for path, help_text in commands())
 
 
 RECORDS = ("RolloutRecord", "TrajectoryStep", "StepTokens", "Scores", "Usage", "Timing", "ErrorInfo")

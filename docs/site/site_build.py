@@ -113,10 +113,10 @@ def stage(page: Path, target: Path) -> None:
     text = "".join(part if part.startswith("```") and "{" not in part[:5] else LINK.sub(change, part) for part in parts)
     text = GLOB.sub(lambda line: line[0] if any((DOCS / line[1]).glob("*.md")) else "", text)
     if page == DOCS / "index.md":
-        others = [
+        unlisted = [
             file.stem for file in sorted(DOCS.glob("*.md")) if not re.search(rf"^{file.stem}$", text, re.MULTILINE)
         ]
-        text = text.replace(f"{OTHERS}\n", "".join(f"{name}\n" for name in others if name != "index"))
+        text = text.replace(f"{OTHERS}\n", "".join(f"{name}\n" for name in unlisted if name != "index"))
     if below := PAGES_BELOW.get(target.as_posix()):
         text += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{below}\n```\n"
     write(target, text.encode())
@@ -156,8 +156,8 @@ def stage_all() -> None:
 
 def title_of(text: str) -> str:
     """Return the first heading of a page."""
-    found = re.search(r"^# (.+)$", text, re.MULTILINE)
-    return found[1] if found else ""
+    heading = re.search(r"^# (.+)$", text, re.MULTILINE)
+    return heading[1] if heading else ""
 
 
 def first_paragraph(text: str) -> str:
@@ -188,21 +188,21 @@ def llms_texts(order: list[str]) -> tuple[str, str]:
     return f"{head}\n## Pages\n\n" + "\n".join(links) + "\n", head + "\n" + "\n\n".join(pages)
 
 
-def order_of_pages(name: str = "index", seen: set[str] | None = None) -> list[str]:
+def order_of_pages(name: str = "index", visited: set[str] | None = None) -> list[str]:
     """Return the pages in the order of the table of contents, from the `toctree` blocks."""
-    seen = set() if seen is None else seen
-    if name in seen:
+    visited = set() if visited is None else visited
+    if name in visited:
         return []
-    seen.add(name)
-    found, folder = [name], Path(name).parent
+    visited.add(name)
+    pages, folder = [name], Path(name).parent
     text = (SOURCE / f"{name}.md").read_text(encoding="utf-8")
     for block in re.findall(r"^```\{toctree\}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         for line in (line.strip() for line in block.splitlines()):
             if line and not line.startswith(":"):
                 line = re.sub(r"^.*<(.*)>$", r"\1", line)
                 for file in sorted((SOURCE / folder).glob(f"{line}.md")):
-                    found += order_of_pages(file.relative_to(SOURCE).with_suffix("").as_posix(), seen)
-    return found
+                    pages += order_of_pages(file.relative_to(SOURCE).with_suffix("").as_posix(), visited)
+    return pages
 
 
 PARAMETERS = re.compile(r'<dl>\n((?:<dd><em class="sig-param">.*</dd>\n)+)</dl>')
@@ -210,7 +210,7 @@ CHANGES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r'(class="caption" role="heading")>'), r'\1 aria-level="2">'),
     (re.compile(r"<pre(?=>| id)"), '<pre tabindex="0"'),
     (re.compile(r'(<div class="table-wrapper[\w -]*")>'), r'\1 tabindex="0">'),
-    (PARAMETERS, lambda found: re.sub(r"(</?)dd\b", r"\1span", found[1])),
+    (PARAMETERS, lambda match: re.sub(r"(</?)dd\b", r"\1span", match[1])),
 ]
 """What is changed in HTML pages: heading levels, scrolling with the keyboard, and a list of parameters without terms."""
 

@@ -90,9 +90,9 @@ def _rows(count: int, seed: str) -> list[dict[str, Any]]:
     rows = []
     for index in range(count):
         rng = random.Random(f"{seed}:{index}")
-        who = rng.choice(NAMES)
+        person = rng.choice(NAMES)
         rooms = {name: rng.choice(ROOMS) for name in NAMES}
-        rows.append({"question": who, "answer": rooms[who], "info": {"who": who, "rooms": rooms}})
+        rows.append({"question": person, "answer": rooms[person], "info": {"who": person, "rooms": rooms}})
     return rows
 
 

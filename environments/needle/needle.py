@@ -140,18 +140,18 @@ FIND = "import re\ndef find(pattern): return [next(filter(None, found)) for foun
 READY = "\nanswer['ready'] = True"
 
 
-def _program(kind: str, about: list[str]) -> str:
+def _program(kind: str, subjects: list[str]) -> str:
     """Return a program that finds the answer in the text `notes`."""
-    matches = f"find({_pattern(kind, about[0])!r})"
+    matches = f"find({_pattern(kind, subjects[0])!r})"
     if kind == "code":
         return f"{FIND}answer['content'] = {matches}[0]{READY}"
     if kind == "seen":
         return f"{FIND}answer['content'] = len({matches}){READY}"
     if kind == "keeper":
-        home_pattern, keeper_pattern = _pattern("home", about[0]), _pattern("keeper", "TOWN")
+        home_pattern, keeper_pattern = _pattern("home", subjects[0]), _pattern("keeper", "TOWN")
         matches = f"find({keeper_pattern!r}.replace('TOWN', home))"
         return f"{FIND}home = find({home_pattern!r})[0]\nanswer['content'] = {matches}[0]{READY}"
-    patterns = {of: _pattern(kind, of) for of in about}
+    patterns = {of: _pattern(kind, of) for of in subjects}
     return f"{FIND}all = {patterns!r}\nanswer['content'] = max(all, key=lambda of: int(find(all[of])[0])){READY}"
 
 
@@ -194,8 +194,8 @@ def _rows(count: int, seed: str, levels: range, length: int) -> list[dict[str, A
     rows = []
     for index in range(count):
         kind = LEVELS[random.Random(f"{seed}:{index}:level").choice(levels) - 1]
-        question, answer, _, about = hidden(random.Random(f"{seed}:{index}"), kind)
-        info = {"kind": kind, "about": about, "seed": f"{seed}:{index}", "length": length}
+        question, answer, _, subjects = hidden(random.Random(f"{seed}:{index}"), kind)
+        info = {"kind": kind, "about": subjects, "seed": f"{seed}:{index}", "length": length}
         rows.append({"question": question, "answer": answer, "info": info})
     return rows
 

@@ -47,13 +47,13 @@ def sentence_score(words: int) -> float:
 
 def short_sentences(completion: vf.Messages) -> float:
     """Return the mean score of the words; a word has the score of its sentence, and repeated sentences score 0."""
-    total, earned, seen = 0, 0.0, set[str]()
+    total, earned, earlier_sentences = 0, 0.0, set[str]()
     for sentence in split_sentences(str(completion[-1].content or "")):
         words = len(sentence.split())
         total += words
-        if sentence.lower() not in seen:
+        if sentence.lower() not in earlier_sentences:
             earned += words * sentence_score(words)
-        seen.add(sentence.lower())
+        earlier_sentences.add(sentence.lower())
     return earned / total if total else 0.0
 
 

@@ -41,29 +41,29 @@ def value(board: str, player: str) -> int:
     end = result(board)
     if end is not None:
         return {"X": 10, "O": -10, "draw": 0}[end] + {"X": 1, "O": -1, "draw": 0}[end] * board.count(".")
-    other = "O" if player == "X" else "X"
-    values = [value(place(board, square, player), other) for square in free_squares(board)]
+    opponent = "O" if player == "X" else "X"
+    values = [value(place(board, square, player), opponent) for square in free_squares(board)]
     return max(values) if player == "X" else min(values)
 
 
 @functools.cache
 def best_moves(board: str, player: str) -> list[int]:
     """Return all moves with the best minimax value."""
-    other = "O" if player == "X" else "X"
-    values = {square: value(place(board, square, player), other) for square in free_squares(board)}
+    opponent = "O" if player == "X" else "X"
+    values = {square: value(place(board, square, player), opponent) for square in free_squares(board)}
     best = (max if player == "X" else min)(values.values())
     return [square for square in values if values[square] == best]
 
 
 def threats(board: str, player: str) -> list[tuple[int, int, int]]:
     """Return the lines that `player` can complete now, as (own square, own square, free square)."""
-    found = []
+    threatening_lines = []
     for line in LINES:
         free = [square for square in line if board[square] == "."]
-        own = [square for square in line if board[square] == player]
-        if len(own) == 2 and len(free) == 1:
-            found.append((own[0], own[1], free[0]))
-    return found
+        own_squares = [square for square in line if board[square] == player]
+        if len(own_squares) == 2 and len(free) == 1:
+            threatening_lines.append((own_squares[0], own_squares[1], free[0]))
+    return threatening_lines
 
 
 def show(board: str) -> str:
@@ -228,7 +228,7 @@ def load_environment(
         raise vf.ConfigError(f"need 0 <= min_random_move_prob <= max_random_move_prob <= 1, got {low} and {high}")
     if num_groups < 1:
         raise vf.ConfigError(f"num_groups is {num_groups}; expected 1 or more")
-    options, more = ((low, high), num_groups), {"punish": True} if punish else {}
+    options, punish_option = ((low, high), num_groups), {"punish": True} if punish else {}
     parser = vf.XMLParser(["think", "move"], answer_field="move")
     rubric = vf.Rubric(parser=parser)
     rubric.add_reward_func(win, weight=1.0)
@@ -237,8 +237,8 @@ def load_environment(
     for metric in (won, drawn, lost):
         rubric.add_metric(metric)
     return TicTacToeEnv(
-        dataset=lambda: _rows(num_examples, f"{seed}:train", *options, **more),
-        eval_dataset=lambda: _rows(num_examples, f"{seed}:eval", *options, **more),
+        dataset=lambda: _rows(num_examples, f"{seed}:train", *options, **punish_option),
+        eval_dataset=lambda: _rows(num_examples, f"{seed}:eval", *options, **punish_option),
         system_prompt=SYSTEM_PROMPT,
         parser=parser,
         rubric=rubric,

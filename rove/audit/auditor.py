@@ -80,7 +80,7 @@ from rove.audit.tool_checks import (
 )
 from rove.core.checks import Settings
 from rove.core.digest import derive_seed
-from rove.core.errors import ConfigError, Error
+from rove.core.errors import ConfigError, error_text
 from rove.core.findings import Finding, Severity
 from rove.core.plain import JsonMapping
 from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds
@@ -492,7 +492,4 @@ def _side_effects(events_by_kind: Mapping[str, list[str]]) -> Iterable[Finding]:
 
 
 def _text(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    if not isinstance(error, Error):
-        text = f"{type(error).__name__}: {text}"
-    return shortened(text, 300)
+    return shortened(" ".join(error_text(error).split()), 300)

@@ -318,18 +318,18 @@ def _last_acting_calls(moves: Mapping[int, Moves]) -> dict[int, JsonObject]:
 
 def _guesses(row: int, last_calls: Mapping[int, JsonObject], prompts: Mapping[int, str]) -> list[JsonObject]:
     """Return a row's call with the values of other rows in place of those that its prompt does not show."""
-    own = last_calls.get(row) or next(iter(last_calls.values()), None)
-    if own is None:
+    own_call = last_calls.get(row) or next(iter(last_calls.values()), None)
+    if own_call is None:
         return []
-    arguments = arguments_of(own)
+    arguments = arguments_of(own_call)
     hidden = [name for name, value in arguments.items() if str(value) not in prompts.get(row, "")]
     guesses: dict[str, JsonObject] = {}
-    for other, call in last_calls.items():
+    for other_row, call in last_calls.items():
         values = arguments_of(call)
-        if other == row or not all(name in values for name in hidden):
+        if other_row == row or not all(name in values for name in hidden):
             continue
         text = json.dumps({**arguments, **{name: values[name] for name in hidden}})
-        guesses[text] = {**own, "function": {**own["function"], "arguments": text}}
+        guesses[text] = {**own_call, "function": {**own_call["function"], "arguments": text}}
     return list(guesses.values())[:MAX_GUESSES]
 
 
@@ -374,10 +374,10 @@ def _corrected_call(
         call = last_calls.get(row)
         if call is None or turn >= max_calls:
             return ""
-        own = arguments_of(call)
-        values = [arguments_of(other).get(argument) for number, other in last_calls.items() if number != row]
+        own_arguments = arguments_of(call)
+        values = [arguments_of(other_call).get(argument) for number, other_call in last_calls.items() if number != row]
         texts = list(dict.fromkeys(value for value in values if isinstance(value, str) and value.strip()))
-        wrong = [value for value in texts if value != own.get(argument)]
+        wrong = [value for value in texts if value != own_arguments.get(argument)]
         # A value that the prompt names is one that the tool knows.
         wrong.sort(key=lambda value: value not in prompts.get(row, ""))
         if len(wrong) < MIN_WRONG_VALUES:  # of two values, the one that is not wrong is right
@@ -389,7 +389,7 @@ def _corrected_call(
             if len(named) != 1:  # a list of values does not tell which one is right
                 return ""
             value = named[0]
-        function = {**call["function"], "arguments": json.dumps({**own, argument: value})}
+        function = {**call["function"], "arguments": json.dumps({**own_arguments, argument: value})}
         return AssistantMessage(None, tool_calls=[{**call, "id": f"call_{turn}", "function": function}])
 
     return policy
@@ -466,7 +466,7 @@ def _share_not_lower(measured: Measured, reference: Measured) -> float:
     """Return the share of rows in which a policy earns at least what another one earns."""
     rewards = {record.example_key: reward_of(record) for record in reference.scored}
     pairs = [(reward_of(record), rewards.get(record.example_key, 0.0)) for record in measured.scored]
-    return sum(reward >= other > 0 for reward, other in pairs) / max(1, len(pairs))
+    return sum(reward >= reference_reward > 0 for reward, reference_reward in pairs) / max(1, len(pairs))
 
 
 def _parameters(function: JsonObject) -> JsonObject:

@@ -101,11 +101,11 @@ def check_copied_numbers(rows: Sequence[Row]) -> Iterator[Finding]:
         numbers = [number for number in _values_of(row["answer"]) if number % 1 or abs(number) >= MIN_DISTINCTIVE]
         if len(numbers) < MIN_COPIED:
             continue
-        shown = _values_of(row["text"])
-        missing = [number for number in numbers if number not in shown]
+        prompt_numbers = _values_of(row["text"])
+        missing = [number for number in numbers if number not in prompt_numbers]
         if not missing:
             copied.append(row)
-        elif all(_is_rounded(number, shown) for number in missing):
+        elif all(_is_rounded(number, prompt_numbers) for number in missing):
             rounded.append(row)
     count = len(copied) + len(rounded)
     if count < MIN_QUESTIONS or len(rounded) < MIN_CONTRADICTORY or len(copied) < COPIED_SHARE * count:
@@ -134,8 +134,8 @@ def _values_of(text: str) -> set[float]:
     return set(map(float, NUMBER.findall(separated)))
 
 
-def _is_rounded(number: float, shown: set[float]) -> bool:
-    return any(round(value, decimals) == number for value in shown for decimals in range(MAX_DECIMALS))
+def _is_rounded(number: float, prompt_numbers: set[float]) -> bool:
+    return any(round(value, decimals) == number for value in prompt_numbers for decimals in range(MAX_DECIMALS))
 
 
 def _agree(first: Row, second: Row) -> bool:

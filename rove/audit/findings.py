@@ -205,8 +205,8 @@ def selected(only: tuple[str, ...], skip: tuple[str, ...]) -> frozenset[str]:
                 each = " ".join(f"{option} {part}" for part in name.split(","))
                 hint = f"repeat the option: {each}" if "," in name else nearest(name, CHECKS)
                 raise ConfigError(f"unknown check '{name}'; {hint}")
-    wanted = frozenset(only or CHECKS) - frozenset(skip)
-    return wanted | {"load"}  # the other checks need a loaded environment
+    selected_checks = frozenset(only or CHECKS) - frozenset(skip)
+    return selected_checks | {"load"}  # the other checks need a loaded environment
 
 
 def shortened(text: str, limit: int = MAX_EVIDENCE_CHARS) -> str:

@@ -416,9 +416,9 @@ async def check_stalling(subject: Subject, base: Baseline) -> AsyncIterator[Find
     for count in (REPEATED_EXAMPLES, None):
         stopped = await subject.measure(f"the {best.name} without its last move", repeating(0), count)
         # The first repetition may end an unfinished game differently; each further one must be paid again.
-        once, again = [await subject.measure(f"{name}, {n} times", repeating(n), count) for n in (1, 2)]
+        once, twice = [await subject.measure(f"{name}, {n} times", repeating(n), count) for n in (1, 2)]
         stalled = await subject.measure(name, repeating(FIRST_COPIES), count)
-        step, gain = again.mean - once.mean, stalled.mean - stopped.mean
+        step, gain = twice.mean - once.mean, stalled.mean - stopped.mean
         is_paid = step > PAID_STEP * base.task_range and gain >= STALLING_SHARE * base.task_range
         if not is_paid or base.share_of_task(stalled.mean) < BLIND_SHARE:
             return
@@ -458,14 +458,14 @@ async def check_redone_steps(subject: Subject, base: Baseline) -> AsyncIterator[
         }
         step = EXTRA_SHARE * base.task_range
         tried = [await subject.measure(*variant, REPEATED_EXAMPLES) for variant in variants.items()]
-        if any(after.mean - before.mean < step for before, after in pairwise(tried)):
+        if any(current.mean - previous.mean < step for previous, current in pairwise(tried)):
             continue
-        once, twice, again = await subject.measure_all(variants)
-        if again.mean - twice.mean >= step and is_higher(twice, once, base.task_range):
-            gain = again.mean - once.mean
-            yield again.finding(
+        once, twice, thrice = await subject.measure_all(variants)
+        if thrice.mean - twice.mean >= step and is_higher(twice, once, base.task_range):
+            gain = thrice.mean - once.mean
+            yield thrice.finding(
                 "blind-game",
-                f"{again.name}, earns {again.mean:.3f}, and the first {verb!r} alone {once.mean:.3f}: the step is paid again "
+                f"{thrice.name}, earns {thrice.mean:.3f}, and the first {verb!r} alone {once.mean:.3f}: the step is paid again "
                 f"after it was undone; the {best.name} earns {best.mean:.3f}",
                 Severity.HIGH if base.share_of_task(gain) >= BLIND_SHARE else Severity.MEDIUM,
                 floor=once.mean,
@@ -504,7 +504,11 @@ def commands_in(text: str) -> list[str]:
 def with_other_verbs(reply: str, verbs: Sequence[str]) -> list[str]:
     """Return a command such as "take key" with each other verb; [] if its verb is not one of `verbs`."""
     verb, space, argument = reply.partition(" ")
-    return [f"{other}{space}{argument}" for other in verbs if other != verb] if verb in verbs and argument else []
+    return (
+        [f"{other_verb}{space}{argument}" for other_verb in verbs if other_verb != verb]
+        if verb in verbs and argument
+        else []
+    )
 
 
 def _repeated(policy: Policy, first: str, then: str) -> Policy:

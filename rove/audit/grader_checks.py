@@ -347,8 +347,8 @@ def _other_messages(
 
 def _environment_differs(first: RolloutRecord, repeated: RolloutRecord, matters: Callable[[str, str], bool]) -> bool:
     """Return whether a message of the environment differs after equal replies of the model."""
-    for message, other in zip(first.completion, repeated.completion, strict=False):
-        texts = CHANGING.sub("", text_of(message)), CHANGING.sub("", text_of(other))
+    for message, repeated_message in zip(first.completion, repeated.completion, strict=False):
+        texts = CHANGING.sub("", text_of(message)), CHANGING.sub("", text_of(repeated_message))
         if texts[0] != texts[1]:
             if message["role"] == "assistant":
                 return False
@@ -357,9 +357,9 @@ def _environment_differs(first: RolloutRecord, repeated: RolloutRecord, matters:
     return False
 
 
-def _is_refused_once(message: str, other: str) -> bool:
+def _is_refused_once(first: str, second: str) -> bool:
     """Return whether one of two messages refuses a call, and the other one does not."""
-    return bool(REFUSAL.search(message)) != bool(REFUSAL.search(other))
+    return bool(REFUSAL.search(first)) != bool(REFUSAL.search(second))
 
 
 async def check_parser(

@@ -162,11 +162,11 @@ def _leaking_records(measured: Measured, choose: Callable[[list[Any]], list[Any]
     for record, neighbor in zip(measured.records, neighbors, strict=True):
         messages = choose(record.completion)
         if contains_answer(messages, record.answer):
-            others = [answer for answer in answers - {record.answer} if contains_answer(messages, answer)]
+            other_answers = [answer for answer in answers - {record.answer} if contains_answer(messages, answer)]
             options = [
                 option for option in options_like(record.answer, record.prompt) if contains_answer(messages, option)
             ]
-            if len(others) < MIN_LISTED and not options:
+            if len(other_answers) < MIN_LISTED and not options:
                 leaking.append(record)
         # A neighbor with the same answer would count every leak as chance.
         if neighbor.answer != record.answer:

@@ -96,7 +96,9 @@ def _only_numbers_differ(texts: Sequence[str]) -> bool:
 
 
 def _likeness(text: str, texts: Sequence[str]) -> float:
-    ratios = [SequenceMatcher(None, text[:MAX_CHARS], other[:MAX_CHARS], autojunk=False).ratio() for other in texts]
+    ratios = [
+        SequenceMatcher(None, text[:MAX_CHARS], other_text[:MAX_CHARS], autojunk=False).ratio() for other_text in texts
+    ]
     return sum(ratios)
 
 

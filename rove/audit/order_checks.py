@@ -241,8 +241,8 @@ async def check_refused_forms(subject: Subject, base: Baseline) -> AsyncIterator
         if not any(mark in text for text in instructions) and not _is_shown(base.prompts, words):
             plainer.append((name, rewrite))
     shown_by = _forms_shown(subject, base)
-    shown = [(name, SHOWN_FORMS[name][0]) for name in shown_by]
-    for name, rewrite in [*plainer, *shown]:
+    shown_forms = [(name, SHOWN_FORMS[name][0]) for name in shown_by]
+    for name, rewrite in [*plainer, *shown_forms]:
         if sum(bool(rewrite(str(answer))) for answer in subject.answers) < MIN_FORMS:
             continue
         measured = await subject.measure(f"right answer {name}", from_answer(_in_form(base, rewrite)))
@@ -282,13 +282,13 @@ def _forms_shown(subject: Subject, base: Baseline) -> dict[str, str]:
     if any(SEPARATOR_RULE.search(text) or PLAIN_EXAMPLE.search(text) for text in instructions):
         return {}
     results = _results_of_tools(subject)
-    shown: dict[str, str] = {}
+    shown_by: dict[str, str] = {}
     for name, (_, in_prompts, in_results) in SHOWN_FORMS.items():
         if _is_shown(base.prompts, in_prompts):
-            shown[name] = "the prompt shows"
+            shown_by[name] = "the prompt shows"
         elif len(results) >= MIN_RESULTS and _is_shown(results, in_results):
-            shown[name] = "results of tools show"
-    return shown
+            shown_by[name] = "results of tools show"
+    return shown_by
 
 
 def _is_shown(texts: Sequence[str], pattern: re.Pattern[str]) -> bool:

@@ -89,27 +89,27 @@ async def check_moves_of_similar_rows(subject: Subject, base: Baseline) -> Async
     if base.share_of_task(similar.mean) < NEARLY_ALL * base.share_of_task(best.mean):
         return
     rows = sorted(moves)
-    other = await subject.measure(
+    unrelated = await subject.measure(
         f"moves of the {best.name} on another training row",
         replayed(lambda row: moves[rows[(row + len(rows) // 2) % len(rows)]]),
     )
-    if base.share_of_task(other.mean) < OTHER_SHARE and is_higher(similar, other, base.task_range):
+    if base.share_of_task(unrelated.mean) < OTHER_SHARE and is_higher(similar, unrelated, base.task_range):
         row = max(similar.scored, key=reward_of).example_id
         yield Finding(
             id="data-overlap",
             severity=Severity.HIGH,
-            text=f"the {similar.name} earn {similar.mean:.3f} on evaluation rows, the moves on another row {other.mean:.3f}: "
+            text=f"the {similar.name} earn {similar.mean:.3f} on evaluation rows, the moves on another row {unrelated.mean:.3f}: "
             "these rows are training rows with changes that do not matter",
             rate=similar.interval,
-            floor=other.mean,
+            floor=unrelated.mean,
             prompt=f"evaluation: {shortened(prompts[row], 400)}\ntraining: {shortened(texts[nearest[row]], 400)}",
         )
 
 
-def most_similar(texts: Sequence[str], others: Mapping[int, str]) -> list[int]:
-    """Return the key of the most similar text among `others` for each text, by the rare sequences of words that both contain."""
+def most_similar(texts: Sequence[str], candidates: Mapping[int, str]) -> list[int]:
+    """Return the key of the most similar candidate for each text, by the rare sequences of words that both contain."""
     index: dict[tuple[str, ...], list[int]] = {}
-    for key, text in others.items():
+    for key, text in candidates.items():
         for gram in _sequences(text):
             index.setdefault(gram, []).append(key)
     chosen: list[int] = []
@@ -117,9 +117,9 @@ def most_similar(texts: Sequence[str], others: Mapping[int, str]) -> list[int]:
         shared: Counter[int] = Counter()
         for gram in _sequences(text):
             keys = index.get(gram, [])
-            if len(keys) <= max(1, RARE_SEQUENCE * len(others)):
+            if len(keys) <= max(1, RARE_SEQUENCE * len(candidates)):
                 shared.update(keys)
-        chosen.append(max(shared, key=lambda key: (shared[key], -key), default=min(others)))
+        chosen.append(max(shared, key=lambda key: (shared[key], -key), default=min(candidates)))
     return chosen
 
 
@@ -300,12 +300,12 @@ def varied_moves(prompts: Sequence[str]) -> list[str]:
         parts = re.findall(r"[A-Za-z]+|\d+|[^A-Za-z\d]+", content)
         options: list[list[str]] = []
         for part in parts:
-            others: list[str] = []
+            alternatives: list[str] = []
             if part.isdigit():
-                others = numbers
+                alternatives = numbers
             elif len(part) == 1 and part.isalpha():
-                others = [letter for letter in letters if letter.isupper() == part.isupper()]
-            options.append([part, *others])
+                alternatives = [letter for letter in letters if letter.isupper() == part.isupper()]
+            options.append([part, *alternatives])
         if math.prod(map(len, options)) <= MAX_VARIED:
             moves += [f"<{tag}>{''.join(chosen)}</{tag}>" for chosen in product(*options)]
     return list(dict.fromkeys(moves))
@@ -347,14 +347,14 @@ def _played_list(moves: Sequence[str]) -> Policy:
     return policy
 
 
-def _changed_list(rng: random.Random, moves: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+def _changed_list(rng: random.Random, moves: Sequence[str], candidates: Sequence[str]) -> tuple[str, ...]:
     """Return a list with two moves exchanged, or with one move replaced."""
     changed = list(moves)
     index, other_index = rng.randrange(len(changed)), rng.randrange(len(changed))
     if rng.random() < 0.5:
         changed[index], changed[other_index] = changed[other_index], changed[index]
     else:
-        changed[index] = rng.choice(others)
+        changed[index] = rng.choice(candidates)
     return tuple(changed)
 
 
@@ -387,8 +387,8 @@ async def _rewarded_pair(subject: Subject, record: RolloutRecord, limit: float) 
         return [], []
     last = moves[length - 1]
     # The move that makes the last one possible again is one of those before it.
-    others = [move for move in dict.fromkeys(reversed(moves[: length - 1])) if move != last]
-    for earlier in others[:MAX_REPEATED]:
+    earlier_moves = [move for move in dict.fromkeys(reversed(moves[: length - 1])) if move != last]
+    for earlier in earlier_moves[:MAX_REPEATED]:
         repeated = await _play(subject, record, [*moves[:length], earlier, last])
         if repeated.mean > played.mean + 1e-6:
             return moves[:length], [earlier, last]

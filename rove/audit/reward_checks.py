@@ -205,20 +205,20 @@ async def _above_replies_to_other_rows(
         return None
     worst = highest(worthless)
     moved = replayed(of_other_row(moves_by_row(best)))
-    other = await subject.measure(f"the {best.name}'s replies to other rows", moved)
-    expected = max(0.0, base.share_of_task(other.mean))
+    reference = await subject.measure(f"the {best.name}'s replies to other rows", moved)
+    expected = max(0.0, base.share_of_task(reference.mean))
     share = base.share_of_task(worst.mean, expected) if expected < 1 else 0.0
-    differences = paired_differences(worst, other)
+    differences = paired_differences(worst, reference)
     num_higher = sum(difference >= PAID_SHARE * base.task_range for difference in differences)
     is_usual = num_higher >= MOST_ROWS * max(1, len(differences))
-    if share < PAID_SHARE or not is_usual or not is_higher(worst, other, base.task_range):
+    if share < PAID_SHARE or not is_usual or not is_higher(worst, reference, base.task_range):
         return None
     return worst.finding(
         "blind-reply",
         f"the reply '{worst.name}' has no content and earns {worst.mean:.3f}; the {best.name} earns {best.mean:.3f}, and "
-        f"{other.mean:.3f} with its replies to other rows",
+        f"{reference.mean:.3f} with its replies to other rows",
         Severity.HIGH if share >= HIGH_SHARE else Severity.MEDIUM,
-        floor=other.mean,
+        floor=reference.mean,
     )
 
 
@@ -269,8 +269,8 @@ def _shown_answer(subject: Subject, base: Baseline) -> Finding | None:
     """
     if base.right_answer is None:
         return None
-    shown = Counter(shown_example(prompt, base.form) for prompt in base.prompts)
-    example, count = shown.most_common(1)[0]
+    example_counts = Counter(shown_example(prompt, base.form) for prompt in base.prompts)
+    example, count = example_counts.most_common(1)[0]
     share = sum(normalized(str(answer)) == normalized(example) for answer in subject.answers) / len(subject.answers)
     if not example or count < len(base.prompts) or share < ROW_SHARE:
         return None

@@ -252,7 +252,7 @@ async def check_all_items(subject: Subject, base: Baseline) -> AsyncIterator[Fin
 
 def _calls_of_all_items(moves: Moves, tool: str, results: str) -> Moves:
     """Return a row's moves before its first call of a tool with an item, then a call for every item of the results."""
-    before: Moves = []
+    new_moves: Moves = []
     for move in moves:
         for call in calls_of(move):
             function = call["function"]
@@ -260,9 +260,9 @@ def _calls_of_all_items(moves: Moves, tool: str, results: str) -> Moves:
             items = _items_like(values[0], results) if function["name"] == tool and len(values) == 1 else []
             if len(items) > 1:
                 for item in items[:MAX_ITEMS]:
-                    before.append(AssistantMessage(None, tool_calls=[changed_arguments(call, partial(_item, item))]))
-                return before
-        before.append(move)
+                    new_moves.append(AssistantMessage(None, tool_calls=[changed_arguments(call, partial(_item, item))]))
+                return new_moves
+        new_moves.append(move)
     return []
 
 

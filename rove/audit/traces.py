@@ -123,16 +123,18 @@ def without_calls(moves: Mapping[int, Moves], *tools: str, limit: int | None = N
         chosen: Moves = []
         num_left_out = 0
         for move in moves.get(row, []):
-            kept: list[JsonObject] = []
+            remaining_calls: list[JsonObject] = []
             for call in calls_of(move):
                 is_named = not tools or call["function"]["name"] in tools
                 if is_named and (limit is None or num_left_out < limit):
                     num_left_out += 1
                 else:
-                    kept.append(call)
+                    remaining_calls.append(call)
             # A turn that had only such calls is left out, since a reply without calls may end the rollout.
-            if kept or not calls_of(move):
-                chosen.append(move if len(kept) == len(calls_of(move)) else _move(text_of(move), kept))
+            if remaining_calls or not calls_of(move):
+                chosen.append(
+                    move if len(remaining_calls) == len(calls_of(move)) else _move(text_of(move), remaining_calls)
+                )
         return chosen
 
     return choose

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 
 import click
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -17,7 +16,7 @@ from rove.audit.findings import Report, shortened
 from rove.audit.report import json_report, junit_report, markdown_report, sarif_report
 from rove.audit.subject import OUT_OF_TIME
 from rove.cli.audit_comparison import compare_audits
-from rove.cli.common import check_outputs, console_for, hint, print_json
+from rove.cli.common import check_outputs, console_for, hint, indented_json, print_json
 from rove.cli.findings import print_findings
 from rove.cli.options import (
     env_args_option,
@@ -66,17 +65,17 @@ def print_report(report: Report, console: Console) -> None:
             for name in ("prompt", "completion"):
                 text = shortened(" ".join(getattr(finding, name).split()), MAX_SHOWN_CHARS)
                 if text:
-                    console.print(f"  {name}: {text}", markup=False, soft_wrap=True)
-            console.print(f"  usual fix: {finding.remedy}", markup=False, soft_wrap=True)
-            console.print(f"  repeat: {report.command(finding.id)}", markup=False, soft_wrap=True)
+                    console.print(f"  {name}: {text}", soft_wrap=True)
+            console.print(f"  usual fix: {finding.remedy}", soft_wrap=True)
+            console.print(f"  repeat: {report.command(finding.id)}", soft_wrap=True)
     unmatched = [f"no finding matches this entry of the baseline file any more: {entry}" for entry in report.unmatched]
     for text in [*report.known_defects, *unmatched]:
-        console.print(f"\n{text}", markup=False, soft_wrap=True)
+        console.print(f"\n{text}", soft_wrap=True)
     console.print(f"\n{report.rollouts:,} rollouts, {report.cpu_seconds:g} CPU-s; {report.done}")
     for text in report.not_done:
-        console.print(f"  not done: {text}", markup=False, soft_wrap=True)
+        console.print(f"  not done: {text}", soft_wrap=True)
     for text in filter(None, (report.power, report.clean_checks)):
-        console.print(f"  {text}", markup=False, soft_wrap=True)
+        console.print(f"  {text}", soft_wrap=True)
     if OUT_OF_TIME in report.skipped.values():
         default = AuditOptions().seconds
         console.print(f"  to give the checks more time: --seconds N (of wall time; default {default:g})")
@@ -88,11 +87,11 @@ def write(report: Report, output: str, fail_on: Severity) -> None:
     if suffix == ".md":
         content = markdown_report([report]).encode()
     elif suffix == ".sarif":
-        content = msgspec.json.format(msgspec.json.encode(sarif_report([report])), indent=1)
+        content = indented_json(sarif_report([report]))
     elif suffix == ".xml":
         content = junit_report([report], fail_on)
     else:
-        content = msgspec.json.format(msgspec.json.encode(json_report(report)), indent=1)
+        content = indented_json(json_report(report))
     atomic_write(Path(output), content)
 
 
@@ -105,8 +104,7 @@ def write_files(
     for file in map(Path, cards):
         card = make_card(report, trained)
         is_page = file.suffix == ".md"
-        content = card_markdown(card).encode() if is_page else msgspec.json.format(msgspec.json.encode(card), indent=1)
-        atomic_write(file, content)
+        atomic_write(file, card_markdown(card).encode() if is_page else indented_json(card))
 
 
 def _learner_settings(learn: bool, device: str | None, folder: Path, seed: int, console: Console) -> JsonObject | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -21,7 +20,7 @@ from rove.audit.comparison import (
     text_of,
 )
 from rove.audit.findings import Report
-from rove.cli.common import check_outputs, print_json
+from rove.cli.common import check_outputs, indented_json, print_json
 from rove.core.errors import ConfigError
 from rove.core.findings import Severity
 from rove.stages.auditing import located
@@ -62,7 +61,8 @@ def compare_audits(
     comparison = compare(old, new, pair)
     for file in map(Path, output):
         is_page = file.suffix == ".md"
-        atomic_write(file, markdown_comparison(comparison).encode() if is_page else _json(comparison))
+        content = markdown_comparison(comparison).encode() if is_page else indented_json(json_comparison(comparison))
+        atomic_write(file, content)
     if as_json:
         print_json(json_comparison(comparison))
     else:
@@ -82,10 +82,6 @@ def _report(name: str, env_dir: str | None, run: Callable[[str, str | None], Rep
 
 def _is_report(name: str) -> bool:
     return Path(name).suffix == ".json"
-
-
-def _json(comparison: Comparison) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(json_comparison(comparison)), indent=1)
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:

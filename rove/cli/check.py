@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -14,7 +13,7 @@ from rove.check.checker import Report, check
 from rove.check.package_files import Package
 from rove.check.report import as_json, as_markdown, report_notes
 from rove.check.rollouts import CheckLimits
-from rove.cli.common import check_outputs, console_for, hint, print_json
+from rove.cli.common import check_outputs, console_for, hint, indented_json, print_json
 from rove.cli.options import env_dir_option, examples, json_object, setting_range
 from rove.hub.client.installed import packages_named
 from rove.stages.reporter import WIDTH, ConsoleReporter
@@ -29,11 +28,8 @@ STYLES = {"runs unchanged": "green", "runs with deviations": "green", "needs": "
 def write(reports: Sequence[Report], outputs: tuple[str, ...]) -> None:
     """Write the compatibility matrix of these reports to every output file."""
     for output in outputs:
-        if Path(output).suffix == ".md":
-            content = as_markdown(reports).encode()
-        else:
-            content = msgspec.json.format(msgspec.json.encode(as_json(reports)), indent=1) + b"\n"
-        atomic_write(Path(output), content)
+        is_page = Path(output).suffix == ".md"
+        atomic_write(Path(output), as_markdown(reports).encode() if is_page else indented_json(as_json(reports)))
 
 
 def print_report(report: Report, console: Console) -> None:

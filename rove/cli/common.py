@@ -25,6 +25,11 @@ def print_json(value: Any) -> None:
     click.echo(inert_json(msgspec.json.encode(value).decode()))
 
 
+def indented_json(value: Any) -> bytes:
+    """Return the content of a JSON file that people read as well."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
 def print_warnings(console: Console, warnings: Iterable[str]) -> None:
     """Print warnings."""
     for warning in warnings:

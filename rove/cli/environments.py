@@ -70,7 +70,7 @@ def _install_missing(reference: Reference) -> Installed | None:
                 f"{name} is not installed, {other_version.reference} is; install it: rove install {name} --hub HUB"
             )
         _reported.add(name)
-        console.print(f"note: {name} is not installed; trying a module of that name", markup=False)
+        console.print(f"note: {name} is not installed; trying a module of that name")
         return None
     question = f"{name} is not installed" + (f" ({other_version.version} is)." if other_version else ".")
     if not confirmed(f"{question} Look it up on {resolve_hub(hub)}?", f"install it first: {install}, or give --yes"):
@@ -78,5 +78,5 @@ def _install_missing(reference: Reference) -> Installed | None:
     installed = Installer(console, hub).from_hub(reference)
     if installed is None:
         raise ConfigError(f"{name} is not installed: {install}")
-    console.print(f"installed {installed.reference}", markup=False)
+    console.print(f"installed {installed.reference}")
     return find(reference)

@@ -61,7 +61,7 @@ def print_summary(config: EvalConfig, summary: JsonObject, run: Run | None, cons
     unit = "words" if config.model.startswith(SCRIPTED) else "tokens"  # a scripted policy has no tokenizer
     console.print(counts_line(summary, unit), soft_wrap=True)
     for name, error in summary.get("broken_rewards", {}).items():
-        console.print(broken_reward(name, error), style="red", markup=False, soft_wrap=True)
+        console.print(broken_reward(name, error), style="red", soft_wrap=True)
     next_steps = []
     if run is not None:
         next_steps.append(f"look at the rollouts: rove view {run.path}")

@@ -42,7 +42,7 @@ def print_rows(console: Console, run: Path, target: Path, form: str, count: int,
     """Print the counts and hints."""
     failed = f" ({rows.failed} failed rollouts excluded)" if rows.failed else ""
     message = f"{count} of {rows.scored} scored rollouts → {target}{failed}"
-    console.print(message, soft_wrap=True, markup=False)
+    console.print(message, soft_wrap=True)
     hint(
         console,
         f"load it: {FORMATS[form].load.format(target)}",

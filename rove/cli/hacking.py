@@ -42,7 +42,7 @@ def run_hacking(folder: Path, seed: int, console: Console, device: str = "auto")
         learn = {**LEARN, "folder": runs, "seed": seed, "device": device}
         reports[grader] = run_audit(ENV, None, args, AuditOptions(only=CHECKS, seed=seed), reporter, learn)
         for finding in reports[grader].findings:
-            console.print(f"  {finding.severity.value}: {finding.text}", markup=False, soft_wrap=True)
+            console.print(f"  {finding.severity.value}: {finding.text}", soft_wrap=True)
         if not reports[grader].findings:
             console.print("  no findings")
         rows += [_row(grader, stage, runs, console, device) for stage in STAGES]

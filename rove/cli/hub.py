@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import logging
 import sys
 from collections.abc import Iterator
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from rove.cli.common import console_for, hint, print_json
@@ -24,13 +21,12 @@ from rove.hub.client.hub import Hub
 from rove.hub.client.settings import is_url, normalize_address, require_server, resolve_hub, save_hub
 from rove.hub.package import limits
 from rove.hub.package.names import Reference, parse_reference
-from rove.hub.package.signing import key_file, load_key, make_key, public_key
+from rove.hub.package.signing import PUBLIC_BYTES, decode_base64, key_file, load_key, make_key, public_key
 from rove.utils.event_loop import run_async
 from rove.utils.terminal_text import make_logs_inert
 from rove.utils.units import counted
 
 DATA = Path("hub")
-KEY_BYTES = 32
 
 data_option = click.option(
     "--data",
@@ -57,11 +53,6 @@ def opened(data: Path, new: bool = False) -> Iterator[Any]:
         store.close()
 
 
-def _print(console: Console, text: str, style: str | None = None) -> None:
-    """Print text without markup, on one line of any length."""
-    console.print(text, style=style, markup=False, soft_wrap=True)
-
-
 @click.group(epilog=examples("rove hub token me", "rove hub serve", "rove hub login http://localhost:8900"))
 def command() -> None:
     """Run a hub: environments shared as packages, for rove, pip and uv."""
@@ -83,22 +74,20 @@ def user(owner: str, keys: tuple[str, ...], no_keys: bool, data: Path) -> None:
     console = console_for(False)
     with opened(data, new=True) as store:
         new = store.add_owner(owner, list(keys) if keys or no_keys else None)
-    _print(console, f"{owner}: {'new owner' if new else 'an owner'} of the hub in {data}")
+    console.print(f"{owner}: {'new owner' if new else 'an owner'} of the hub in {data}", soft_wrap=True)
     if keys:
-        console.print(f"every upload must be signed by one of {counted(len(keys), 'key')}", markup=False)
+        console.print(f"every upload must be signed by one of {counted(len(keys), 'key')}")
     hint(console, f"create a token for them: rove hub token {owner}{_data(data)}")
 
 
 def check_key(text: str) -> None:
     """Check that a text is a public Ed25519 key in base64."""
     try:
-        size = len(base64.b64decode(text, validate=True))
-    except binascii.Error:
-        size = 0
-    if size != KEY_BYTES:
+        decode_base64(text, PUBLIC_BYTES)
+    except ValueError:
         raise ConfigError(
-            f"{text[:80]!r} is not a public key; expected the base64 of {KEY_BYTES} bytes, as rove hub key prints it"
-        )
+            f"{text[:80]!r} is not a public key; expected the base64 of {PUBLIC_BYTES} bytes, as rove hub key prints it"
+        ) from None
 
 
 @command.command(
@@ -153,7 +142,7 @@ def token(
     if revoke is not None:
         with opened(data) as store:
             revoked_token = tokens.revoke(store.database, revoke)
-        console.print(f"token {revoke} of {revoked_token.owner} was revoked {revoked_token.revoked}", markup=False)
+        console.print(f"token {revoke} of {revoked_token.owner} was revoked {revoked_token.revoked}")
         return
     if listed:
         with opened(data) as store:
@@ -170,10 +159,9 @@ def token(
         print_json({**created._asdict(), "token": text})
         return
     if new:
-        _print(console, f"{owner}: new owner of the hub in {data}")
-    _print(
-        console, f"{', '.join(created.scopes)}; valid until {created.expires or 'it is revoked'} (token {created.id})"
-    )
+        console.print(f"{owner}: new owner of the hub in {data}", soft_wrap=True)
+    expiry = created.expires or "it is revoked"
+    console.print(f"{', '.join(created.scopes)}; valid until {expiry} (token {created.id})", soft_wrap=True)
     click.echo(text)
     hint(
         console,
@@ -237,7 +225,7 @@ def serve(
         raise ConfigError(f"--fallback is '{fallback}'; expected an address like https://index.example/simple/")
 
     def started(url: str) -> None:
-        _print(console, f"the hub in {data} is at {url} (Ctrl-C stops it)")
+        console.print(f"the hub in {data} is at {url} (Ctrl-C stops it)", soft_wrap=True)
         if not is_loopback(host):
             console.print("warning: tokens are sent unencrypted; put a web server with TLS in front", style="yellow")
         hint(
@@ -250,7 +238,7 @@ def serve(
     with opened(data, new=True) as store:
         owners = store.database.query("SELECT 1 FROM owners LIMIT 1")
         for file in store.recover():
-            _print(console, f"{file} is missing or damaged; restore it from a backup", "red")
+            console.print(f"{file} is missing or damaged; restore it from a backup", style="red", soft_wrap=True)
         pace = UploadLimits(uploads=uploads)
         app = make_app(store, name, fallback=fallback, allow_shadow=allow_shadow, pace=pace)
         try:
@@ -275,7 +263,7 @@ def export(folder: Path, name: str, data: Path, as_json: bool) -> None:
         print_json(exported._asdict())
         return
     counts = f"{counted(exported.environments, 'environment')}, {counted(exported.versions, 'version')}, {exported.bytes:,} bytes"
-    _print(console, f"{folder}: {counts}")
+    console.print(f"{folder}: {counts}", soft_wrap=True)
     hint(
         console,
         f"search it: rove search{at(str(folder))}",
@@ -312,7 +300,7 @@ def login(hub: str | None, token: str | None, no_token: bool) -> None:
     token = (token or "").strip() or None
     account = run_async(_account(address, token))
     file = save_hub(address, token)
-    _print(console, f"{address} is now your hub{account}; stored in {file}")
+    console.print(f"{address} is now your hub{account}; stored in {file}", soft_wrap=True)
     is_local = address.startswith(("http://localhost", "http://127.", "http://[::1]"))
     if token and address.startswith("http://") and not is_local:
         console.print("note: without https, others on the network can read the token", style="yellow")
@@ -345,8 +333,8 @@ def key(as_json: bool) -> None:
         print_json({"key": public, "file": str(file), "new": is_new})
         return
     console = console_for(False)
-    _print(console, f"{'created' if is_new else 'this is'} the key in {file}; its public half is")
-    console.print(f"  {public}", markup=False)
+    console.print(f"{'created' if is_new else 'this is'} the key in {file}; its public half is", soft_wrap=True)
+    console.print(f"  {public}")
     if is_new:
         hint(
             console,
@@ -373,7 +361,7 @@ def yank(version: str, reason: str | None, undo: bool, hub: str | None) -> None:
     require_server(hub)
     with_hub(hub, lambda client: client.yank(reference, reason))
     console = console_for(False)
-    _print(console, f"{reference} {'is available again' if undo else 'is yanked'}")
+    console.print(f"{reference} {'is available again' if undo else 'is yanked'}", soft_wrap=True)
     if not undo:
         hint(console, f"undo it: rove hub yank {reference} --undo{at(hub)}")
 
@@ -389,4 +377,4 @@ def visibility(environment: str, to: str, hub: str | None) -> None:
         raise ConfigError(f"{reference} is one version; visibility applies to all versions: name OWNER/NAME")
     require_server(hub)
     with_hub(hub, lambda client: client.set_visibility(Reference(reference.owner, reference.name), to))
-    _print(console_for(False), f"{reference} is {to}")
+    console_for(False).print(f"{reference} is {to}", soft_wrap=True)

@@ -82,7 +82,7 @@ def details_table(manifest: Manifest, title: str, details: Iterable[tuple[str, s
         ("metrics", ", ".join(manifest.metrics)),
         ("policies", ", ".join(policies)),
         ("tools", ", ".join(manifest.tools)),
-        ("needs", needs_of(manifest)),
+        ("needs", manifest.needs.description),
         ("data", ", ".join(manifest.data_sources)),
         ("arguments", _arguments(manifest)),
         ("depends on", ", ".join(manifest.dependencies)),
@@ -95,17 +95,6 @@ def details_table(manifest: Manifest, title: str, details: Iterable[tuple[str, s
         if words.strip():
             table.add_row(name, plain(words))
     return table
-
-
-def needs_of(manifest: Manifest) -> str:
-    """Return the requirements of an environment as text."""
-    needs = manifest.needs
-    parts = [f"key {name}" for name in needs.secrets]
-    if needs.sandbox:
-        parts.insert(0, "a sandbox")
-    if needs.network:
-        parts.insert(0, "network")
-    return ", ".join(parts) or "no network, no key, no sandbox"
 
 
 def versions(releases: Iterable[Release]) -> Table:

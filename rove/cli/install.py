@@ -114,7 +114,7 @@ class Installer:
         for locked in content.values():
             installed = None if self.into_current else find(locked.reference)
             if installed is not None and installed.manifest == locked.manifest:
-                self.console.print(f"{locked.reference} is already installed", markup=False, soft_wrap=True)
+                self.console.print(f"{locked.reference} is already installed", soft_wrap=True)
                 done.append(installed)
                 continue
             done.append(self.from_hub(locked.reference))
@@ -274,7 +274,7 @@ def list_command(env_dir: str | None, as_json: bool) -> None:
         console.print("no environment is installed from a hub")
     for folder, files in folders.items():
         if files:
-            console.print(f"in {folder}: {', '.join(files)}", markup=False, soft_wrap=True)
+            console.print(f"in {folder}: {', '.join(files)}", soft_wrap=True)
     console.print(f"examples of rove: {', '.join(example_environments())}", soft_wrap=True)
     if environments:
         folder = environments[0].path.parents[2]
@@ -320,7 +320,7 @@ def uninstall_command(ctx: click.Context, names: tuple[str, ...]) -> None:
     if not confirmed(f"Uninstall {', '.join(map(str, references))}?", "give --yes to confirm"):
         ctx.exit(1)
     for reference in references:
-        console.print(f"uninstalled {uninstall(reference).reference}", markup=False, soft_wrap=True)
+        console.print(f"uninstalled {uninstall(reference).reference}", soft_wrap=True)
 
 
 @click.command(epilog=examples("rove search", "rove search chess --tag game"))
@@ -338,7 +338,7 @@ def search_command(words: tuple[str, ...], hub: str | None, tag: str | None, lim
         return
     if not entries:
         text = f"nothing found; try fewer words, or list everything: rove search{at(hub)}"
-        console.print(text, markup=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
         return
     console.print(listing(entries))
     if total > len(entries):

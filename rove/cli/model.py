@@ -94,7 +94,7 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"path": str(path)})
         return
-    console.print(f"{path} is ready", markup=False, soft_wrap=True)
+    console.print(f"{path} is ready", soft_wrap=True)
     name = source if catalog_entry and output is None else path
     hint(
         console,
@@ -162,5 +162,5 @@ def merge(adapter: str, output: Path, trust_remote_code: bool | None, device: st
     if as_json:
         print_json({"path": str(output), "parameters": parameters})
         return
-    console.print(f"{output}: {parameters:,} parameters, adapter merged", markup=False, soft_wrap=True)
+    console.print(f"{output}: {parameters:,} parameters, adapter merged", soft_wrap=True)
     hint(console, f"serve it: rove serve -m {output}")

@@ -30,6 +30,7 @@ from rove.cli.options import (
     template_options,
     trust_option,
 )
+from rove.clients.named import NamedClient
 from rove.core.errors import ConfigError, RunError, as_json
 from rove.core.messages import AssistantMessage, text_of
 from rove.core.plain import JsonMapping
@@ -52,7 +53,7 @@ from rove.statistics.format import number
 from rove.utils.console import SafeConsole, styled
 from rove.utils.event_loop import run_async
 from rove.utils.terminal_text import inert
-from rove.viewer.play_roles import NamedClient, PlayRoles, RoleOptions, one_game, read_roles, unused_roles
+from rove.viewer.play_roles import PlayRoles, RoleOptions, one_game, read_roles, unused_roles
 from rove.viewer.play_session import PERSON_ROLES
 
 TOOL_CALL_EXAMPLE = FORMATS[0].write([Call("NAME", {"ARGUMENT": "VALUE"})]).replace("\n", "")
@@ -93,7 +94,7 @@ class Person:
         """Show new messages and read a line."""
         if request.tools and not self._shown:
             tools = (as_json(definition["function"]) for definition in request.tools)
-            self.console.print("tools:", *tools, f"call one: {TOOL_CALL_EXAMPLE}", sep="\n  ", markup=False)
+            self.console.print("tools:", *tools, f"call one: {TOOL_CALL_EXAMPLE}", sep="\n  ")
         self._shown = show_new(request.messages, self._shown, self.console, self.role)
         text, calls = read_calls(read_line(f"you as {self.role}> " if self.role else "you> "), FORMATS[0])
         return Response(AssistantMessage(text or None, tool_calls=calls) if calls else AssistantMessage(text))
@@ -217,7 +218,7 @@ def print_result(record: RolloutRecord, model: str | None, console: Console) -> 
     for message in record.completion[-1:]:
         if message["role"] != "assistant":
             console.print("message to the model" if model is not None else "user", style="cyan")
-            console.print(text_of(message), markup=False)
+            console.print(text_of(message))
     if record.error is not None:
         console.print(f"{record.error.phase}: {record.error.message}", style="red")
     elif record.scores is not None:

@@ -65,9 +65,9 @@ def build_command(
     title = f"{manifest.name} {manifest.version}, module {manifest.module}"
     console.print(details_table(manifest, title, [*files, ("content", manifest.content)]))
     print_warnings(console, built.warnings)
-    console.print(f"\nbuilt {built.folder}", soft_wrap=True, markup=False)
+    console.print(f"\nbuilt {built.folder}", soft_wrap=True)
     if built.verifiers_v1 is not None:
-        console.print(f"built {built.verifiers_v1}", soft_wrap=True, markup=False)
+        console.print(f"built {built.verifiers_v1}", soft_wrap=True)
     hint(console, "publish it: rove push" + ("" if folder == Path() else f" {folder}"))
 
 

@@ -45,7 +45,7 @@ def print_rl(config: RLConfig, result: TrainingResult, console: Console) -> None
         console.print(line, soft_wrap=True)
     finding = progress_finding(config, result.metrics)
     if finding is not None:
-        console.print(str(finding), style="yellow", markup=False, soft_wrap=True)
+        console.print(str(finding), style="yellow", soft_wrap=True)
     env, model = environment_args(config), shlex.quote(str(result.model))
     hint(
         console,

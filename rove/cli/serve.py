@@ -37,7 +37,7 @@ def print_start(config: ServeConfig, url: str, console: Console, prompt: JsonMap
     """Print the server's address and example requests with that `prompt`."""
     name = config.served_name
     names = ", ".join([name, *config.adapters])
-    console.print(f"serving {names} at {url} (Ctrl-C stops it)", markup=False, soft_wrap=True)
+    console.print(f"serving {names} at {url} (Ctrl-C stops it)", soft_wrap=True)
     body = shlex.quote(json.dumps({"model": name, **prompt}, ensure_ascii=False))
     api = "completions" if "prompt" in prompt else "chat/completions"
     key = f' -H "Authorization: Bearer ${config.api_key_var}"' if config.api_key_var else ""
@@ -55,7 +55,7 @@ def run_serve(config: ServeConfig, console: Console) -> int:
     from rove.server import is_loopback, make_app, serve
 
     key = api_key_of(config)
-    console.print(f"loading {config.model} …", markup=False, soft_wrap=True)
+    console.print(f"loading {config.model} …", soft_wrap=True)
     client = served_client(config, ConsoleReporter(console))
     if config.adapters and not hasattr(client, "engine"):
         raise ConfigError("only a model folder can have adapters; omit --adapter, or serve the folder itself")

@@ -192,7 +192,7 @@ def _print_rows(rows: Sequence[JsonMapping], console: Console) -> None:
     for row in rows:
         for name, error in row.get("broken_rewards", {}).items():
             message = f"{row['env']} · {short(row['model'])}: {broken_reward(name, error)}"
-            console.print(message, style="red", markup=False, soft_wrap=True)
+            console.print(message, style="red", soft_wrap=True)
     is_complete = not stopped and not any(row.get("failed") or row.get("not_run") for row in rows)
     steps = [] if is_complete else ["repeat the command to run what is missing or failed"]
     for a, b in itertools.combinations((row for row in rows if row["run"]), 2):

@@ -50,7 +50,7 @@ def print_plan(path: Path, recipe: Recipe, pipeline: Pipeline, is_given: bool, a
 
     # The estimate in the folder is for the recipe that rove has chosen, and not for a given file.
     estimate = (None if is_given else read_estimate(recipe.folder)) or estimate_recipe(recipe, pipeline.reporter)
-    console.print(path.read_text("utf-8"), markup=False, soft_wrap=True)
+    console.print(path.read_text("utf-8"), soft_wrap=True)
     console.print(plan_table(recipe, estimate))
     for note in pipeline.notes():
         pipeline.reporter.warning(note)
@@ -275,7 +275,7 @@ def demo_command(
     values = read_toml(path)
     confirm_foreign(path, values)
     recipe = read_recipe(path, values, variants)
-    console.print(f"recipe {path}", markup=False, soft_wrap=True)
+    console.print(f"recipe {path}", soft_wrap=True)
     if (full or models) and recipe.exhaustive is None:
         raise ConfigError(
             f"the demo of '{recipe.env or env}' has no [exhaustive] table, which --full and --exhaustive need"
@@ -314,7 +314,7 @@ def _run_demo(
 
     recipe = file.complete(env, folder, seed, model, full, device)
     if file.needs and not smoke:
-        console.print(f"needs {file.needs}", markup=False, soft_wrap=True)
+        console.print(f"needs {file.needs}", soft_wrap=True)
     pipeline = Pipeline(recipe, ConsoleReporter(console), join_process_group(device))
     if not pipeline.ranks.is_first:
         pipeline.follow()

@@ -59,7 +59,7 @@ def view_command(folder: Path, host: str, port: int, annotate: bool, opened: boo
     token = None if is_loopback(host) else secrets.token_urlsafe(16)
 
     def started(url: str) -> None:
-        console.print(f"showing {folder} at {url} (Ctrl-C stops it)", markup=False, soft_wrap=True)
+        console.print(f"showing {folder} at {url} (Ctrl-C stops it)", soft_wrap=True)
         if token:
             console.print(
                 "warning: anyone with this address can read your runs; it is sent unencrypted", style="yellow"
@@ -108,6 +108,6 @@ def report_command(run: Path, html: Path | None, as_markdown: bool, rollouts: in
     if html is not None or not as_markdown:
         file = html or run / FILE
         written = write_report(Run(run), file, rollouts) if stages is None else write_stages_report(stages, file)
-        console.print(f"report: {written} ({written.stat().st_size / 1e6:.1f} MB)", soft_wrap=True, markup=False)
+        console.print(f"report: {written} ({written.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)
     if not as_markdown:
         hint(console, f"summarize it for a pull request: rove report {run} --markdown")

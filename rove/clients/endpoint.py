@@ -242,7 +242,7 @@ class EndpointClient(ABC):
                 answer = await self._try(url, body)
                 response = self._secrets.mask_response(self.read(request, answer))
                 return msgspec.structs.replace(response, attempts=attempts) if attempts else response
-            except _TemporaryError as error:
+            except TemporaryError as error:
                 attempts.append(self._secrets.mask_text(str(error)))
                 if not retries_left:
                     message = f"no answer from {url} in {len(attempts)} tries; last error: {attempts[-1]}"
@@ -276,8 +276,8 @@ class EndpointClient(ABC):
                     text = (await _read(reply)).decode(errors="replace")
                     raise self._refusal(url, reply.status, text, retry_after=0.0)
                 yield reply
-        except (_TemporaryError, aiohttp.ClientError, OSError) as error:
-            message = str(error) if isinstance(error, _TemporaryError) else f"{type(error).__name__}: {error}"
+        except (TemporaryError, aiohttp.ClientError, OSError) as error:
+            message = str(error) if isinstance(error, TemporaryError) else f"{type(error).__name__}: {error}"
             raise InfraError(self._secrets.mask_text(message)) from None
         except ModelError as error:
             raise self._secrets.mask_error(error) from None
@@ -307,17 +307,17 @@ class EndpointClient(ABC):
             if status < 300:
                 outcome = "answered"
             elif status in OVERLOADED_STATUSES:
-                outcome, pause = "refused", _seconds(headers)
+                outcome, pause = "refused", requested_pause(headers)
             elif status in TIMEOUT_STATUSES:
                 outcome = "unanswered"
-        except _TemporaryError as error:
+        except TemporaryError as error:
             if isinstance(error.__cause__, TimeoutError):
                 outcome = "unanswered"
             raise
         finally:
             limiter.release(admitted, outcome, pause)
         if status >= 300:
-            raise self._refusal(url, status, answer.decode(errors="replace"), _seconds(headers))
+            raise self._refusal(url, status, answer.decode(errors="replace"), requested_pause(headers))
         return decoded_body(answer)
 
     async def _post(
@@ -328,19 +328,19 @@ class EndpointClient(ABC):
             async with session.post(url, data=body, allow_redirects=False) as reply:
                 return reply.status, reply.headers, await _read(reply)
         except aiohttp.ConnectionTimeoutError as error:
-            raise _TemporaryError(f"no connection within {self.connect_timeout:g} s") from error
+            raise TemporaryError(f"no connection within {self.connect_timeout:g} s") from error
         except TimeoutError as error:
-            raise _TemporaryError(f"no answer within {self.timeout:g} s") from error
+            raise TemporaryError(f"no answer within {self.timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             # Not its subclasses: a wrong name or certificate needs another fix.
             hint = f"; is the server running at {url.origin()}?" if type(error) is aiohttp.ClientConnectorError else ""
-            raise _TemporaryError(f"{type(error).__name__}: {error}{hint}") from error
+            raise TemporaryError(f"{type(error).__name__}: {error}{hint}") from error
 
     def _refusal(self, url: URL, status: int, text: str, retry_after: float) -> Exception:
         """Return the exception for an HTTP status of 300 or more."""
         quoted = excerpt(text)
         if status in (408, 409, 429) or status >= 500:
-            return _TemporaryError(f"HTTP {status}: {quoted}", retry_after, status)
+            return TemporaryError(f"HTTP {status}: {quoted}", retry_after, status)
         if status in _HINTS:
             hint = _HINTS[status].format(api_key_var=self.api_key_var)
             return ModelError(f"HTTP {status} from {url}: {quoted} ({hint})")
@@ -424,7 +424,7 @@ class _Connection(NamedTuple):
     session: aiohttp.ClientSession
 
 
-class _TemporaryError(Exception):
+class TemporaryError(Exception):
     """An attempt failed, but another one may succeed; `retry_after` is the pause in seconds that the server requested."""
 
     def __init__(self, message: str, retry_after: float = 0.0, status: int | None = None):
@@ -445,7 +445,7 @@ def _checked_url(base_url: str, example: str) -> URL:
     return url
 
 
-def _seconds(headers: Mapping[str, str]) -> float:
+def requested_pause(headers: Mapping[str, str]) -> float:
     """Return the pause in seconds that a reply requests: 0 to 60; 0 without a readable `Retry-After`."""
     text = headers.get("Retry-After") or "0"
     try:

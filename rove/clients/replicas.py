@@ -241,4 +241,4 @@ class _Replica:
 def _seed_of(state: State) -> int | None:
     """Return the seed of a rollout, which may be 0; None for a state without a seed."""
     rollout = bookkeeping(state)
-    return rollout.seed if "seed" in rollout.given else None
+    return rollout.seed if "seed" in rollout.initial_fields else None

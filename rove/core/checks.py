@@ -39,19 +39,19 @@ def check_fields(settings: msgspec.Struct) -> None:
 
     Call this in `__post_init__` of structs that are not `Settings`.
     """
-    for name, annotation, default in _fields(type(settings)):
-        value = getattr(settings, name)
-        if value is default:  # requests are checked, too, and most of their fields are defaults
+    for field in fields_of(type(settings)):
+        value = getattr(settings, field.name)
+        if value is field.default:  # requests are checked, too, and most of their fields are defaults
             continue
-        result = checked(name, value, annotation)
+        result = checked(field.name, value, field.type)
         if result is not value:
-            msgspec.structs.force_setattr(settings, name, result)
+            msgspec.structs.force_setattr(settings, field.name, result)
 
 
 @cache  # msgspec resolves the annotations again at every call
-def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any, Any]]:
-    """Return the name, the type, and the default of each field."""
-    return [(field.name, field.type, field.default) for field in msgspec.structs.fields(kind)]
+def fields_of(kind: type) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Return the fields of a struct type."""
+    return msgspec.structs.fields(kind)
 
 
 def check_values(values: object, **types: Any) -> None:
@@ -153,7 +153,7 @@ def type_below(annotation: object, step: str) -> object:
             _, value_type = arguments
             return value_type
         if isinstance(member, type) and issubclass(member, msgspec.Struct):
-            types = {name: annotation for name, annotation, _ in _fields(member)}
+            types = {field.name: field.type for field in fields_of(member)}
             return types.get(step)
     return None
 
@@ -168,11 +168,6 @@ def _members(annotation: object) -> list[object]:
             members += _members(option)
         return members
     return [annotation]
-
-
-def is_bool(annotation: object) -> bool:
-    """Return whether a type is bool."""
-    return annotation is bool
 
 
 def is_text(annotation: object) -> bool:

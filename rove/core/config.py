@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import sys
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rove.core.checks import is_bool, is_text, is_text_list, raise_explained, text_list, type_below
+from rove.core.checks import fields_of, is_text, is_text_list, raise_explained, text_list, type_below
 from rove.core.errors import ConfigError, nearest
 from rove.core.plain import UNREADABLE, is_mapping
 
@@ -65,27 +64,15 @@ def load(
     for key, value in named.items():
         if value is not None:
             merge(values, nested(key, value))
-    # Checked before the conversion, whose messages could not suggest a flag or name the argument to add.
-    _check_known(kind, values, flags)
     missing = _missing(kind, values)
-    if missing:
-        arguments = [bare.upper() if name == bare else f"--{name.replace('_', '-')} …" for name in missing]
-        pronoun = "them" if len(missing) > 1 else "it"
-        plural = "s" if len(missing) > 1 else ""
-        raise ConfigError(
-            f"missing setting{plural}: {', '.join(missing)}; pass {' and '.join(arguments)}, or a file that contains {pronoun}: "
-            "@ settings.toml"
-        )
-    return convert(kind, values, flags)
-
-
-@functools.cache  # msgspec evaluates all annotations again at each call, and every table of settings is checked twice
-def _fields(kind: type) -> tuple[msgspec.structs.FieldInfo, ...]:
-    return msgspec.structs.fields(kind)
+    arguments = [bare.upper() if name == bare else f"--{name.replace('_', '-')} …" for name in missing]
+    pronoun = "them" if len(missing) > 1 else "it"
+    advice = f"; pass {' and '.join(arguments)}, or a file that contains {pronoun}: @ settings.toml"
+    return convert(kind, values, flags, advice)
 
 
 def _check_known(kind: type, values: Iterable[str], flags: Iterable[str]) -> None:
-    names = {field.name for field in _fields(kind)}
+    names = {field.name for field in fields_of(kind)}
     for key in values:
         if key in names:
             continue
@@ -95,7 +82,7 @@ def _check_known(kind: type, values: Iterable[str], flags: Iterable[str]) -> Non
 
 
 def _missing(kind: type, values: Mapping[str, object]) -> list[str]:
-    required = [field.name for field in _fields(kind) if field.required]
+    required = [field.name for field in fields_of(kind) if field.required]
     return [name for name in required if name not in values]
 
 
@@ -105,6 +92,7 @@ def convert(kind: type[T], values: Mapping[str, object], flags: Iterable[str] = 
     Args:
         advice: The end of the error if settings are missing: how to add them.
     """
+    # Checked before the conversion, whose messages could not suggest a flag or name all missing settings.
     _check_known(kind, values, flags)
     missing = _missing(kind, values)
     if missing:
@@ -195,10 +183,10 @@ def _flag(word: str, words: list[str], kind: object) -> tuple[str, object]:
     if not equals:
         alone = not words or words[0].startswith(("--", "@"))
         positive = name.removeprefix("no_")
-        if name != positive and (alone or is_bool(_setting_type(kind, positive))):
+        if name != positive and (alone or _setting_type(kind, positive) is bool):
             return positive, False
         # A bool setting takes only true and false: another word after it is a positional argument.
-        if alone or (is_bool(_setting_type(kind, name)) and words[0] not in ("true", "false")):
+        if alone or (_setting_type(kind, name) is bool and words[0] not in ("true", "false")):
             return name, True
         text = words.pop(0)
     value = text if is_text(_setting_type(kind, name)) else parse_value(text)

@@ -354,6 +354,11 @@ def end_reason(error: BaseException) -> str:
         return "interrupted by the user"
     if isinstance(error, asyncio.CancelledError):
         return "interrupted"
+    return error_text(error)
+
+
+def error_text(error: BaseException) -> str:
+    """Return the message of an error of rove, or the type and the message of another error."""
     return str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
 
 

@@ -42,7 +42,7 @@ _MIN_VARIABLE_CHARS = 8
 """Minimum length of values of environment variables that are masked."""
 _SECRET_VALUE = re.compile(
     r"\b(?:sk|pk|rk|rove|hf|ghp|gho|github_pat|xox[abp]|glpat)[-_][\w-]{12,}|\bAKIA[0-9A-Z]{16}\b"
-    r"|(?<=Bearer )[\w.~+/=-]{8,}|(?<=://)[^\s/@:]*:[^\s/]+(?=@)"
+    r"|(?<=Bearer )[\w.~+/=-]{8,}|(?<=://)(?:[^\s/@:]*:[^\s/]+|[^\s/@?#\"',]+)(?=@)"
 )
 """Pattern of API keys in the formats of common providers, and of credentials in URLs."""
 _PATH_IN_TEXT = re.compile(r"""(?<![^\s"'=,;(\[{])(?:file:)?(?:~?/|[A-Za-z]:[\\/])[^\s"',;)\]}]+""")

@@ -61,7 +61,7 @@ class Bookkeeping:
     mcp_servers: Any = None
     sync_calls: Any = None
     agent_threads: Any = None
-    given: frozenset[str] = frozenset()
+    initial_fields: frozenset[str] = frozenset()
     """Names of the fields with which the state was created; the mapping reads these fields even if they are empty."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Bookkeeping:
@@ -75,7 +75,7 @@ class Bookkeeping:
         return copied
 
 
-_FIELDS = frozenset(item.name for item in fields(Bookkeeping)) - {"given"}
+_FIELDS = frozenset(item.name for item in fields(Bookkeeping)) - {"initial_fields"}
 _OWN_FIELDS = _FIELDS - {"prompt", "tools"}
 """Fields that `State(…)` puts into the bookkeeping; it puts `prompt` and `tools`, which authors may set, into the mapping."""
 READABLE = frozenset(
@@ -118,13 +118,13 @@ class State(dict[str, Any]):
         super().__init__(*mappings, **values)
         source = mappings[0] if mappings else None
         if not isinstance(source, State):
-            self._bookkeeping: Bookkeeping = Bookkeeping(**recorded, given=frozenset(recorded))
+            self._bookkeeping: Bookkeeping = Bookkeeping(**recorded, initial_fields=frozenset(recorded))
             return
         # `State(state)` copies: without rove's values the copy would have no seed and no trajectory.
         self._bookkeeping = copy.copy(source._bookkeeping)
         for name, value in recorded.items():
             setattr(self._bookkeeping, name, value)
-        self._bookkeeping.given = self._bookkeeping.given.union(recorded)
+        self._bookkeeping.initial_fields = self._bookkeeping.initial_fields.union(recorded)
 
     def __missing__(self, key: str) -> Any:
         value = self._inherited(key)
@@ -138,7 +138,7 @@ class State(dict[str, Any]):
 
     def __bool__(self) -> bool:
         """Return whether this is the state of a rollout or has keys."""
-        return len(self) > 0 or bool(self._bookkeeping.given)
+        return len(self) > 0 or bool(self._bookkeeping.initial_fields)
 
     def _inherited(self, key: Any) -> Any:
         """Return the value that the mapping reads under a key that it does not have itself, or `_ABSENT`."""
@@ -154,7 +154,7 @@ class State(dict[str, Any]):
         if key not in READABLE:
             return False
         # An empty field counts as missing, so that `"error" in state` is false until there is an error.
-        return key in self._bookkeeping.given or bool(getattr(self._bookkeeping, key))
+        return key in self._bookkeeping.initial_fields or bool(getattr(self._bookkeeping, key))
 
     def get(self, key: str, default: object = None) -> Any:
         """Return the value under `key`, falling through to rove's values and the dataset row, or `default`."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from rove.clients.scripted import ScriptedClient
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, error_text, excerpt
 from rove.core.findings import HIGH, MEDIUM, OK, SKIPPED, Finding
 from rove.core.protocols import Client, SamplingParams
 from rove.core.records import RolloutRecord
@@ -55,6 +55,7 @@ from rove.train.settings_checks import check_environment, check_learning_rate, c
 
 SCRIPTED_ROLLOUTS = 8
 """Number of rollouts of each scripted policy."""
+MAX_ERROR_CHARS = 1000
 
 
 class Sampled(NamedTuple):
@@ -85,7 +86,7 @@ async def check_training(
     try:
         env = open_environment(config.env, config.env_dir, config.env_args, config.environment_isolation)
     except Exception as error:  # user code may raise anything
-        yield Finding("environment", _error_text(error))
+        yield Finding("environment", excerpt(error_text(error), MAX_ERROR_CHARS))
         return
     try:
         async for finding in _check_in_environment(config, env, groups, folder, on_progress):
@@ -101,7 +102,7 @@ async def _check_in_environment(
         async for finding in _check_opened(config, env):
             yield finding
     except Exception as error:  # user code may raise anything
-        yield Finding("environment", _error_text(error))
+        yield Finding("environment", excerpt(error_text(error), MAX_ERROR_CHARS))
         return
     unfit = check_model_name(config.model)
     if unfit is not None:
@@ -114,7 +115,7 @@ async def _check_in_environment(
         libraries = libraries if loaded.model.device.type == "cpu" else 0  # they take nothing of a GPU's memory
         torch.set_num_threads(config.threads or default_threads(loaded.model))
     except Exception as error:  # a broken file may raise anything
-        yield Finding("model", _error_text(error))
+        yield Finding("model", excerpt(error_text(error), MAX_ERROR_CHARS))
         return
     try:
         coverage = describe_lora(config, loaded)
@@ -187,7 +188,7 @@ async def _check_with_model(
     try:
         trial = try_training(config, loaded, samples)
     except Exception as error:  # such as out of memory
-        yield Finding("micro_batch", _error_text(error))
+        yield Finding("micro_batch", excerpt(error_text(error), MAX_ERROR_CHARS))
         return
     for finding in _check_machine(config, loaded, libraries, sampled, trial, longest, folder):
         yield finding
@@ -252,10 +253,3 @@ async def _scripted(config: RLConfig, env: Environment) -> list[RolloutRecord]:
             if record.error is None:
                 records.append(record)
     return records
-
-
-def _error_text(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    if type(error).__module__.startswith("rove."):
-        return text
-    return f"{type(error).__name__}: {text[:300]}"

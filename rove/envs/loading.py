@@ -429,9 +429,9 @@ def _locate(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
             known_names.update(dict(_modules_in(folder)))
         folder_names = ", ".join(map(str, named + usual))
         advice = "If it is in another folder, give that folder with --env-dir (env_dir in Python)"
-        here = _file_in([Path()], name)
-        if here is not None:
-            path = f"./{os.path.relpath(here)}"
+        local_file = _file_in([Path()], name)
+        if local_file is not None:
+            path = f"./{os.path.relpath(local_file)}"
             advice = (
                 f"This folder has {path}, but rove does not search it: give {path}, or --env-dir . (env_dir in Python)"
             )

@@ -25,9 +25,11 @@ from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
 from rove.integrations import text_messages
 from rove.integrations.environments.open_env import RefusedError
-from rove.rollouts.groups import run_groups
+from rove.integrations.stepwise import StepwiseClient, StepwiseRollout
+from rove.rollouts.groups import RolloutError, run_groups
 from rove.rollouts.runner import Job
 from rove.server.admission import own_pages_only
+from rove.server.validation import json_response
 
 MAX_SESSIONS = 1024
 SPLITS = {"train": True, "eval": False}
@@ -115,7 +117,7 @@ class OpenEnvServer:
     async def _splits(self, request: web.Request) -> web.Response:
         self._check_name(request)
         types = {"train": "train", "eval": "validation"}
-        return web.json_response([{"name": name, "type": types[name]} for name in SPLITS])
+        return json_response([{"name": name, "type": types[name]} for name in SPLITS])
 
     async def _tasks(self, request: web.Request) -> web.Response:
         """Return rows of a split (all, one, or a range), or their number."""
@@ -127,17 +129,17 @@ class OpenEnvServer:
             raise web.HTTPBadRequest(text=str(error)) from error
         route = request.path.rpartition("/")[2]
         if route == "num_tasks":
-            return web.json_response({"num_tasks": len(rows)})
+            return json_response({"num_tasks": len(rows)})
         if route == "task":
             if not 0 <= query.get("index", -1) < len(rows):
                 raise web.HTTPBadRequest(text="Invalid task index")
-            return web.json_response({"task": _public_task(rows[query["index"]])})
+            return json_response({"task": _public_task(rows[query["index"]])})
         if route == "task_range":
             rows = rows[query.get("start") : query.get("stop")]
         body: JsonObject = {"tasks": [_public_task(row) for row in rows]}
         if route == "tasks":
             body["env_name"] = self.name
-        return web.json_response(body)
+        return json_response(body)
 
     def _check_name(self, request: web.Request) -> None:
         if request.match_info["env"] != self.name:
@@ -231,7 +233,7 @@ def _parse_frame(text: str) -> tuple[str, JsonMapping]:
 
 
 async def _respond_with(body: object, _: web.Request) -> web.Response:
-    return web.json_response(body)
+    return json_response(body)
 
 
 async def _reply(kind: str, data: JsonMapping, episode: Episode | None) -> tuple[str, JsonObject]:
@@ -267,25 +269,6 @@ ACTION = {
 }
 
 
-class _RemoteModel:
-    """A client whose responses are the actions that arrive over the network."""
-
-    max_concurrent = 1
-
-    def __init__(self) -> None:
-        self.events: asyncio.Queue[Request | RolloutRecord] = asyncio.Queue()
-        self.actions: asyncio.Queue[AssistantMessage] = asyncio.Queue()
-
-    async def respond(self, request: Request) -> Response:
-        """Publish the request, and wait for an action."""
-        self.events.put_nowait(request)
-        message = await self.actions.get()
-        return Response(message, finish_reason="tool_calls" if message.get("tool_calls") else "stop")
-
-    async def close(self) -> None:
-        """Do nothing: it holds no resources."""
-
-
 class Episode:
     """One rollout in which a remote client acts as the model.
 
@@ -295,39 +278,37 @@ class Episode:
 
     def __init__(self, env: Environment, example: JsonMapping, seed: int, split: str, episode_id: str, index: int = 0):
         self.state = {"episode_id": episode_id, "step_count": 0, "example_id": example["example_id"], "split": split}
-        self.model = _RemoteModel()
         self.done = False
         self._is_text = False
         # The conversation as the client has it: messages, or in completion mode a text.
         self._messages: list[MessageDict] = []
         self._text = ""
-        self._task = asyncio.create_task(self._run(env, dict(example), seed, index))
+        self._rollout: StepwiseRollout[Request, Response] = StepwiseRollout()
+        self._rollout.start(self._run(env, dict(example), seed, index))
 
-    async def _run(self, env: Environment, example: Row, seed: int, index: int) -> None:
+    async def _run(self, env: Environment, example: Row, seed: int, index: int) -> list[RolloutRecord]:
         job = Job(example, example_key(example), index, seed)
-        async for record in run_groups(env, self.model, [[job]], max_concurrent=1):
-            self.model.events.put_nowait(record)
+        rollouts = run_groups(env, StepwiseClient(self._rollout), [[job]], max_concurrent=1)
+        return [record async for record in rollouts]
 
     async def observe(self) -> JsonObject:
         """Return the observation once the environment waits for an action, or the rollout has ended."""
-        waiting = asyncio.create_task(self.model.events.get())
-        await asyncio.wait([waiting, self._task], return_when=asyncio.FIRST_COMPLETED)
-        # The rollout has raised an exception: no event will come, and `result` raises it here.
-        if not waiting.done() and self._task.done() and self.model.events.empty():
-            waiting.cancel()
-            self._task.result()
-        event = await waiting
-        if isinstance(event, Request):
-            self._is_text = event.text is not None
-            return _observation(self._new_messages(event.messages), event.tools, 0.0, False)
+        request = None
+        with suppress(RolloutError):  # the last observation describes the error of the record
+            request = await self._rollout.next_request()
+        if request is not None:
+            self._is_text = request.text is not None
+            return _observation(self._new_messages(request.messages), request.tools, 0.0, False)
         self.done = True
-        scores, error = event.scores, event.error
-        metadata: JsonObject = {"stop_condition": event.stop_condition, "is_truncated": event.is_truncated}
+        record = self._rollout.record
+        assert record is not None
+        scores, error = record.scores, record.error
+        metadata: JsonObject = {"stop_condition": record.stop_condition, "is_truncated": record.is_truncated}
         if scores is not None:
             metadata |= {"rewards": scores.rewards, "metrics": scores.metrics}
         if error is not None:
             metadata["error"] = {"phase": error.phase, "type": error.type, "message": error.message}
-        new = self._new_messages([*event.prompt, *event.completion])
+        new = self._new_messages([*record.prompt, *record.completion])
         return _observation(new, None, None if scores is None else scores.reward, True, metadata)
 
     async def act(self, action: JsonMapping) -> JsonObject:
@@ -338,7 +319,8 @@ class Episode:
         self.state["step_count"] += 1
         self._messages += text_messages([message])
         self._text += text_of(message)
-        self.model.actions.put_nowait(message)
+        finish_reason = "tool_calls" if message.get("tool_calls") else "stop"
+        self._rollout.reply(Response(message, finish_reason=finish_reason))
         return await self.observe()
 
     def _new_messages(self, messages: Sequence[MessageDict]) -> list[MessageDict]:
@@ -361,9 +343,7 @@ class Episode:
 
     async def close(self) -> None:
         """Cancel the rollout."""
-        self._task.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await self._task
+        await self._rollout.close()
 
 
 class SessionLimit:
@@ -523,10 +503,10 @@ def _handler(method: Callable[[JsonMapping], Any]) -> Any:
     async def handle(request: web.Request) -> web.Response:
         try:
             result = await method(await _data(request))
-            return web.Response(body=msgspec.json.encode(result), content_type="application/json")
+            return json_response(result)
         except RefusedError as error:
             body = {"detail": str(error), "code": error.code}
-            return web.json_response(body, status=STATUS.get(error.code, 500))
+            return json_response(body, STATUS.get(error.code, 500))
 
     return handle
 

@@ -22,8 +22,9 @@ from rove.core.plain import JsonMapping, MessageDict, Row
 from rove.core.protocols import Request, Response
 from rove.envs.environment import Environment
 from rove.integrations import text_messages
-from rove.integrations.stepwise import StepwiseRollout, check_stepwise, load_once
+from rove.integrations.stepwise import StepwiseClient, StepwiseRollout, check_stepwise, load_once
 from rove.integrations.trl import NOT_SUPPORTED
+from rove.integrations.verifiers_export import check_chat_messages
 from rove.rollouts.run_rollouts import run_rollouts
 from rove.train.sequences import total_reward
 from rove.utils.event_loop import run_in_background
@@ -98,7 +99,7 @@ class RoveTextEnv(BaseTextEnv):
         return run_in_background(self._start()), {}
 
     async def _start(self) -> list[MessageDict]:
-        client = _SteppedClient(self._rollout)
+        client = StepwiseClient(self._rollout)
         self._rollout.start(
             run_rollouts(
                 self.env,
@@ -154,22 +155,6 @@ class RoveTextEnv(BaseTextEnv):
         run_in_background(self._rollout.close())
 
 
-class _SteppedClient:
-    """A client whose responses are the actions of SkyRL."""
-
-    max_concurrent = 1
-
-    def __init__(self, rollout: StepwiseRollout[Request, Response]):
-        self.rollout = rollout
-
-    async def respond(self, request: Request) -> Response:
-        """Return what SkyRL's model replies to the request."""
-        return await self.rollout.ask(request)
-
-    async def close(self) -> None:
-        """Do nothing: there are no resources."""
-
-
 def _load(name: str, env_args: JsonMapping) -> Environment:
     """Return the environment, loaded once per process.
 
@@ -178,8 +163,7 @@ def _load(name: str, env_args: JsonMapping) -> Environment:
     """
     env = load_once(name, env_args)
     check_stepwise(env, name, "SkyRL", NOT_SUPPORTED)
-    if env.message_type == "completion":
-        raise ConfigError(f"'{name}' has message_type 'completion'; expected an environment with chat messages")
+    check_chat_messages(name, env.message_type, "SkyRL")
     if getattr(env, "tool_defs", None):
         raise ConfigError(
             f"'{name}' has tools, but SkyRL's generator passes only texts to environments; expected one without tools"

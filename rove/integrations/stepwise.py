@@ -11,11 +11,11 @@ from typing import Any, Generic, TypeVar
 
 from rove.core.errors import ConfigError, OverlongPromptError
 from rove.core.plain import JsonMapping
-from rove.core.protocols import SamplingParams
+from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
-from rove.integrations.verifiers_export import group_rewards_of
+from rove.integrations.verifiers_export import check_group_rewards, group_rewards_of
 from rove.rollouts.groups import RolloutError
 
 RequestT = TypeVar("RequestT")
@@ -92,6 +92,22 @@ class StepwiseRollout(Generic[RequestT, ReplyT]):
                 await self._task
 
 
+class StepwiseClient:
+    """A client whose responses are the other program's replies to the requests of the rollout."""
+
+    max_concurrent = 1
+
+    def __init__(self, rollout: StepwiseRollout[Request, Response]):
+        self.rollout = rollout
+
+    async def respond(self, request: Request) -> Response:
+        """Return the reply to a request."""
+        return await self.rollout.ask(request)
+
+    async def close(self) -> None:
+        """Do nothing: there are no resources."""
+
+
 class LibraryEngine:
     """Base of inference engines whose model belongs to another library."""
 
@@ -145,12 +161,12 @@ def check_stepwise(env: Environment, name: str, library: str, unsupported: Seque
     Raises:
         ConfigError: The environment has group rewards, or needs one of these sampling parameters.
     """
-    group_rewards = group_rewards_of(env)
-    if group_rewards:
-        raise ConfigError(
-            f"'{name}' has group rewards ({', '.join(group_rewards)}), but {library} gets the reward of every rollout alone; "
-            "rewrite these functions without @group_reward, or remove them"
-        )
+    check_group_rewards(name, group_rewards_of(env), library)
+    check_sampling_args(env, name, library, unsupported)
+
+
+def check_sampling_args(env: Environment, name: str, library: str, unsupported: Sequence[str]) -> None:
+    """Raise ConfigError if an environment sets one of the sampling parameters that a library does not have."""
     sampling = SamplingParams.from_args(env.sampling_args)
     for parameter in unsupported:
         if getattr(sampling, parameter) is not None:

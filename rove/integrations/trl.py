@@ -24,7 +24,7 @@ from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
 from rove.integrations import require_library, text_messages
-from rove.integrations.stepwise import LibraryEngine
+from rove.integrations.stepwise import LibraryEngine, check_sampling_args
 from rove.models.load import context_of
 from rove.rendering.renderer import Renderer
 from rove.rollouts.run_rollouts import run_rollouts
@@ -97,15 +97,10 @@ class Rollouts:
         name = self.env.env_id or type(self.env).__name__
         if self.env.message_type == "completion":
             raise ConfigError(f"'{name}' has message_type 'completion'; expected an environment with chat messages")
-        sampling = SamplingParams.from_args(self.env.sampling_args)
-        for parameter in NOT_SUPPORTED:
-            if getattr(sampling, parameter) is not None:
-                raise ConfigError(
-                    f"'{name}' sets {parameter} in its sampling_args, which TRL's generation does not have; leave it out"
-                )
+        check_sampling_args(self.env, name, "TRL's generation", NOT_SUPPORTED)
         self._train_rows: list[Row] = self.env.get_dataset(num_examples)
         self.rows = [*self._train_rows, *self.env.get_eval_dataset(num_eval_examples)]
-        self.max_tokens = max_tokens or sampling.max_tokens
+        self.max_tokens = max_tokens or SamplingParams.from_args(self.env.sampling_args).max_tokens
         self.limits = limits or Limits()
         self.model_roles = model_roles
         self.renderer = renderer

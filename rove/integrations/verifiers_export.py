@@ -22,13 +22,23 @@ def check_exportable(name: str, group_rewards: Sequence[str], message_type: str)
     Raises:
         ConfigError: it has group rewards, or its prompts are raw texts.
     """
+    check_group_rewards(name, group_rewards, "verifiers v1")
+    check_chat_messages(name, message_type, "verifiers v1")
+
+
+def check_group_rewards(name: str, group_rewards: Sequence[str], library: str) -> None:
+    """Raise ConfigError if an environment has group rewards."""
     if group_rewards:
         raise ConfigError(
-            f"'{name}' has group rewards ({', '.join(group_rewards)}), but verifiers v1 scores every rollout alone; "
+            f"'{name}' has group rewards ({', '.join(group_rewards)}), but {library} scores every rollout alone; "
             "rewrite these functions without @group_reward, or remove them"
         )
+
+
+def check_chat_messages(name: str, message_type: str, library: str) -> None:
+    """Raise ConfigError if the prompts of an environment are raw texts."""
     if message_type == "completion":
         raise ConfigError(
-            f"'{name}' has message_type 'completion', but verifiers v1 has only chat messages; expected an environment with "
+            f"'{name}' has message_type 'completion', but {library} has only chat messages; expected an environment with "
             "message_type 'chat'"
         )

@@ -15,12 +15,12 @@ from contextlib import AsyncExitStack, suppress
 from itertools import count
 from typing import Any, ClassVar, Literal
 
-import msgspec
 import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
 from pydantic import Field
 from verifiers.v1.configs.client import resolve_api_key, resolve_headers  # pyright: ignore[reportMissingImports]
 from verifiers.v1.dialects.chat import parse_message  # pyright: ignore[reportMissingImports]
 
+from rove.clients.named import NamedClient
 from rove.clients.openai import OpenAIClient
 from rove.core.errors import ConfigError, Error, InfraError, LimitReachedError
 from rove.core.messages import SystemMessage, text_of
@@ -294,7 +294,7 @@ class _RoleClients:
         self.ctx = ctx
         self.model = model
         self.roles = roles
-        self._clients: dict[str, _RoleClient] = {}
+        self._clients: dict[str, NamedClient] = {}
 
     def get(self, role: str, client: Client, /) -> Client:
         """Return the client for a role; `client` is the environment's own client."""
@@ -304,36 +304,19 @@ class _RoleClients:
             self._clients[role] = self._connect(self.roles.get(role))
         return self._clients[role]
 
-    def _connect(self, role: ModelRole | None) -> _RoleClient:
+    def _connect(self, role: ModelRole | None) -> NamedClient:
         config = self.ctx.client
         name = self.ctx.model if role is None else role.model
         if role is None or role.base_url is None:
             key, headers = resolve_api_key(config), resolve_headers(config)
-            return _RoleClient(OpenAIClient(config.base_url, key, headers=headers), name)
+            return NamedClient(OpenAIClient(config.base_url, key, headers=headers), name)
         key = resolve_api_key(vf.EvalClientConfig(base_url=role.base_url, api_key_var=role.api_key_var))
-        return _RoleClient(OpenAIClient(role.base_url, key), name)
+        return NamedClient(OpenAIClient(role.base_url, key), name)
 
     async def close(self) -> None:
         """Close the connections."""
         for client in self._clients.values():
             await client.close()
-
-
-class _RoleClient:
-    """A client that sends every request to the same model."""
-
-    def __init__(self, client: OpenAIClient, model: str):
-        self.client = client
-        self.model = model
-        self.max_concurrent = client.max_concurrent
-
-    async def respond(self, request: Request) -> Response:
-        """Answer one request."""
-        return await self.client.respond(msgspec.structs.replace(request, model=self.model))
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self.client.close()
 
 
 def _load(name: str, env_args: JsonMapping) -> Environment:

@@ -198,10 +198,10 @@ def new_model(
         stored = {name: weight.float() for name, weight in load_file(RECALL_LAYERS[arch, size]).items()}
         # The embeddings, which are also the output layer, stay random: they depend on the tokenizer.
         missing, unexpected = model.load_state_dict(stored, strict=False)
-        others = [name for name in missing if not name.startswith(("model.embed_tokens", "lm_head"))]
-        if others or unexpected:
+        missing_layers = [name for name in missing if not name.startswith(("model.embed_tokens", "lm_head"))]
+        if missing_layers or unexpected:
             raise ConfigError(
-                f"this version of transformers names layers of LFM2 differently: {[*others, *unexpected]}"
+                f"this version of transformers names layers of LFM2 differently: {[*missing_layers, *unexpected]}"
             )
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=pad)
@@ -220,10 +220,3 @@ def _check_choices(arch: str, size: str, word_share: float, init: str) -> None:
         raise ConfigError(f"init is 'recall', arch '{arch}' and size '{size}'; there are such layers for {choices}")
     if not 0 <= word_share <= 1:
         raise ConfigError(f"word_share is {word_share}; expected a share from 0 to 1")
-
-
-def save_new_model(path: Path, loaded: LoadedModel) -> None:
-    """Save a model to `path`."""
-    if path.exists() and any(path.iterdir()):
-        raise ConfigError(f"{path} is not empty; give another --output, or delete it")
-    loaded.save_final(path)

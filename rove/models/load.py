@@ -123,15 +123,11 @@ class LoadedModel(NamedTuple):
         """Write a Hugging Face model folder, or an adapter folder in PEFT format."""
         if self.adapter is None:
             save_model(self.model, path, self.small_files)
-            self.save_tokenizer(path)
+            save_tokenizer(self.tokenizer, path, self.small_files)
         else:
             self.adapter.save(path)
         write_settings(path, self.renderer.settings, is_adapter=self.adapter is not None)
         _make_readable(path)
-
-    def save_tokenizer(self, path: Path) -> None:
-        """Write the tokenizer, and the processors of a model that also reads images."""
-        save_tokenizer(self.tokenizer, path, self.small_files)
 
     def save_final(self, path: Path) -> None:
         """Write the result of training like `save`, but with weights of the same types as in the folder from which the model

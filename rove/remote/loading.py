@@ -63,5 +63,5 @@ def temporary_environment(
 
 def without_isolation(plain: JsonMapping) -> JsonObject:
     """Return the settings of a run as data, without the tables in `SETTINGS`: a run may be resumed with or without isolation."""
-    tables = [{name: value for name, value in one.items() if name not in SETTINGS} for one in plain["evaluation"]]
+    tables = [{name: value for name, value in table.items() if name not in SETTINGS} for table in plain["evaluation"]]
     return {**{name: value for name, value in plain.items() if name not in SETTINGS}, "evaluation": tables}

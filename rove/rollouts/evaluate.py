@@ -88,7 +88,9 @@ class Options(Settings, frozen=True, kw_only=True):
     def check_price(self) -> None:
         """Check that a limit of the cost comes with a price."""
         if self.price is None and (self.budget is not None or self.limits.max_cost is not None):
-            raise ConfigError("a budget or a max_cost needs a price: input and output, per million tokens")
+            raise ConfigError(
+                "a budget or a max_cost needs a price per million tokens: --price.input and --price.output (price in Python)"
+            )
 
     @property
     def last_example(self) -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
 from rove.core.checks import Settings
-from rove.core.config import convert
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, nearest
 from rove.core.messages import Messages, as_messages, text_of
@@ -266,22 +265,3 @@ async def measure_exhaustively(
     for name, check in summary.checks.items():
         metrics[f"checks/{name}"] = check.seen / check.total
     return metrics
-
-
-class EvaluationKind(NamedTuple):
-    """Implementation of an evaluation with `kind = NAME`."""
-
-    goals: type[msgspec.Struct]
-    """Type of the `goals` table."""
-    check: Callable[[Environment], object]
-    """Function that raises a ConfigError if the environment does not support this kind."""
-    measure: Callable[[Environment, Client, SamplingParams, Any, int], Awaitable[dict[str, float]]]
-    """(environment, client, sampling parameters, goals, seed) → metrics; raises a RolloutError if a rollout fails."""
-
-    def read_goals(self, table: Mapping[str, object]) -> object:
-        """Return the `goals` table as a struct; raise a ConfigError if it is not valid."""
-        return convert(self.goals, table)
-
-
-EVALUATION_KINDS = {"exhaustive": EvaluationKind(Goals, as_exhaustive_game, measure_exhaustively)}
-"""Evaluation kinds other than rollouts of examples, by name; your package may add its own kinds."""

@@ -13,14 +13,10 @@ from rove.core.errors import ConfigError, nearest
 from rove.core.messages import Message, Messages, as_messages, text_of
 from rove.core.plain import JsonMapping
 from rove.rendering.reasoning import OPENED_REASONING
+from rove.rubrics.quotations import REASONING_TAG
 
 Completion = str | Iterable[JsonMapping]
 """The messages of a model (dicts or `Message`), or a text, which counts as one assistant message."""
-
-
-_REASONING_TAG = re.compile(
-    r"<(?P<end>/?)\s*(?P<name>think|thinking|reasoning)\s*>|\[(?P<end_mistral>/?)THINK\]", re.IGNORECASE
-)
 
 
 def identity(text: str) -> str:
@@ -45,10 +41,11 @@ def visible_response(text: str) -> str:
 def _reasoning(text: str) -> tuple[int, bool]:
     """Return where the text after the last closing tag starts, and whether some reasoning is not closed."""
     start = 0
-    is_open: dict[str, bool] = {}  # by kind of tag: a `</think>` does not close a `[THINK]`
-    for tag in _REASONING_TAG.finditer(text):
-        closes = bool(tag["end"] or tag["end_mistral"])
-        is_open[(tag["name"] or "[think]").lower()] = not closes
+    is_open: dict[str, bool] = {}  # by opening tag: a `</think>` does not close a `[THINK]`
+    for tag in REASONING_TAG.finditer(text):
+        closes = "/" in tag[0]
+        opening_tag = re.sub(r"[/\s]", "", tag[0]).lower()
+        is_open[opening_tag] = not closes
         if closes:
             start = tag.end()
     return start, any(is_open.values())
@@ -56,7 +53,7 @@ def _reasoning(text: str) -> tuple[int, bool]:
 
 @cache
 def _is_reasoning_tag(name: str) -> bool:
-    return _REASONING_TAG.fullmatch(f"<{name}>") is not None
+    return REASONING_TAG.fullmatch(f"<{name}>") is not None
 
 
 class Parser:
@@ -247,9 +244,9 @@ class XMLParser(Parser):
         # Tags within the answer are its own, as in code that prints "<think>", unless the answer may be part of the reasoning:
         # before it, some reasoning is open; it begins with a closing tag; or there is a tag after it.
         _, unfinished = _reasoning(text[:start])
-        tag = _REASONING_TAG.search(text, start, end)
-        is_closing = tag is not None and bool(tag["end"] or tag["end_mistral"])
-        if unfinished or is_closing or _REASONING_TAG.search(text, end):
+        tag = REASONING_TAG.search(text, start, end)
+        is_closing = tag is not None and "/" in tag[0]
+        if unfinished or is_closing or REASONING_TAG.search(text, end):
             return response
         return text[start : end + len(closing)]
 

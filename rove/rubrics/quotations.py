@@ -68,8 +68,8 @@ def _without_quotation_marks(line: str, is_kept: Callable[[str], bool]) -> str:
             continue
         end = next_ends.get(mark, 0)
         if end <= start:
-            found = [line.find(end_mark, start + 1) for end_mark in _QUOTE_ENDS[mark]]
-            end = next_ends[mark] = min((position for position in found if position >= 0), default=len(line))
+            end_positions = [line.find(end_mark, start + 1) for end_mark in _QUOTE_ENDS[mark]]
+            end = next_ends[mark] = min((position for position in end_positions if position >= 0), default=len(line))
         is_empty_code = mark == "`" and end == start + 1
         is_apostrophe = mark in "'‘" and re.match(r"\w", line[end + 1 : end + 2]) is not None
         if end == len(line) or is_empty_code or is_apostrophe:

@@ -234,10 +234,12 @@ class _Reader:
     def _statements(self, reply: str, is_last: bool = True) -> list[_Statement]:
         statements: list[_Statement] = []
         objects = list(objects_in(reply))
-        for found in objects:
-            if found.verdict is not None:
-                statements.append(self._in_object(reply, found.start, found.end, found.verdict))
-        text = _blanked(reply, [(found.start, found.end) for found in objects])
+        for verdict_object in objects:
+            if verdict_object.verdict is not None:
+                statements.append(
+                    self._in_object(reply, verdict_object.start, verdict_object.end, verdict_object.verdict)
+                )
+        text = _blanked(reply, [(verdict_object.start, verdict_object.end) for verdict_object in objects])
         text = without_quotations(text, lambda part: self._choice(part) is not None)
         statements += self._labeled(text, reply)
         statements += self._marked(text)

@@ -49,11 +49,30 @@ class ResultRow(msgspec.Struct, frozen=True):
         return self.name.startswith("+ ")
 
 
-class RecordedCompletion(msgspec.Struct, frozen=True):
-    """What the viewer reads of `complete.json`."""
+class Diagnosis(Finding, frozen=True, omit_defaults=True, kw_only=True):
+    """A finding about a stage of `rove train`: the reason why it does not improve the model."""
 
+    stage: str
+    """The stage: "sft", "rl1", …, or "examine" for the environment before training."""
+    steps: int
+    """Maximum number of steps of the stage; `step` is the step after which it was diagnosed."""
+
+    @property
+    def row(self) -> JsonObject:
+        """The diagnosis as a row of `diagnoses.json`."""
+        origin = {"stage": self.stage, "step": self.step, "steps": self.steps}
+        return origin | msgspec.to_builtins(self)
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """The content of `complete.json`."""
+
+    identity: JsonObject = {}
+    """The recipe and the versions with which the rows of `results.json` were measured."""
     notes: list[str] = []
+    """Notes about the table."""
     cost: str = ""
+    """Time and memory, as a sentence."""
 
 
 class TrainFolder:
@@ -79,13 +98,13 @@ class TrainFolder:
         """
         return _read(self.path / RESULTS, list[ResultRow], [])
 
-    def completion(self) -> RecordedCompletion:
-        """Return the notes about the table and the cost of a complete run; both are empty until then.
+    def completion(self) -> Completion:
+        """Return the record of a complete run; it is empty until then.
 
         Raises:
             RunError: The file is damaged.
         """
-        return _read(self.path / COMPLETE, RecordedCompletion, RecordedCompletion())
+        return _read(self.path / COMPLETE, Completion, Completion())
 
     def start_notes(self) -> list[str]:
         """Return a note about the first start if the run has started again."""
@@ -100,17 +119,17 @@ class TrainFolder:
             "improving before it had learned the task; the second one has layers that can find and copy parts of the prompt"
         ]
 
-    def diagnoses(self) -> list[tuple[str, Finding]]:
-        """Return the diagnoses with their stages, oldest first.
+    def diagnoses(self) -> list[Diagnosis]:
+        """Return the diagnoses, oldest first.
 
         Raises:
             RunError: The file is damaged.
         """
-        rows = _read(self.path / DIAGNOSES, list[JsonObject], [])
+        file = self.path / DIAGNOSES
         try:
-            return [(str(row.get("stage", "")), msgspec.convert(row, Finding)) for row in rows]
-        except (msgspec.ValidationError, KeyError) as error:
-            raise RunError(f"{self.path / DIAGNOSES}: {error}; delete the file") from error
+            return _read(file, list[Diagnosis], [])
+        except KeyError as error:
+            raise RunError(f"{file}: unknown finding {error}; delete the file") from error
 
     def stages(self) -> list[Run]:
         """Return the runs of data, SFT, and RL that have begun, in their order."""

@@ -90,11 +90,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """Sentences about the limits that a backend enforces on this machine."""
+    """The limits that a backend cannot enforce on this machine."""
 
-    enforced: list[str]
     missing: list[str]
-    """Sentences about limits that this machine cannot enforce, with the reasons."""
+    """Sentences about these limits, with the reasons."""
 
 
 class Session(Protocol):
@@ -162,7 +161,7 @@ class Backend(Protocol):
         ...
 
     async def describe(self) -> Description:
-        """Describe the limits that this machine enforces."""
+        """Describe the limits that this machine cannot enforce."""
         ...
 
     async def close(self) -> None:

@@ -86,13 +86,6 @@ class DockerBackend(SupervisedBackend):
     async def describe(self) -> Description:
         """See `Backend.describe`; the sentences state the engine's promises, which rove does not test."""
         return Description(
-            enforced=[
-                "a call is stopped after its wall time, with every process of its session",
-                "a container per session: no network, read-only files of the image, a folder of disk_bytes, no capabilities and"
-                " no new privileges, memory_bytes and processes of all its processes together",
-                "limits of each process: memory, CPU time, size of a file, open files, no core dumps",
-                "output is clipped while it is read; what comes back is text, never an object",
-            ],
             missing=[
                 "own user: all containers of a machine share the user 65534 unless the engine maps users",
                 "number of files: Podman has no option for it; files count towards disk_bytes and memory",

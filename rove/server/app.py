@@ -15,9 +15,9 @@ from rove.core.errors import RejectedError, excerpt
 from rove.core.plain import JsonObject
 from rove.core.protocols import REQUESTER, Client
 from rove.server.admission import check_content_type, check_page
-from rove.server.handlers import Wire, answer, count_tokens, detokenize, json_response, tokenize
+from rove.server.handlers import Wire, answer, count_tokens, detokenize, tokenize
 from rove.server.request_queue import RequestQueue
-from rove.server.validation import refusal
+from rove.server.validation import json_response, refusal
 from rove.wire import chat, completions, serving_anthropic, serving_responses, tokens
 
 

@@ -16,7 +16,7 @@ from rove.core.plain import JsonObject
 from rove.core.protocols import Response, Token, checked_template_kwargs
 from rove.core.records import Usage
 from rove.server.request_queue import RequestQueue, tokens_of
-from rove.server.validation import error_response
+from rove.server.validation import error_response, json_response
 from rove.wire.chat import checked_messages
 from rove.wire.serving import (
     ChoiceLogprobs,
@@ -95,11 +95,6 @@ async def read_json(request: web.Request) -> object:
         raise ConfigError(
             f"the body is not JSON: {error}; expected a JSON object; given: {excerpt(body, 100)}"
         ) from error
-
-
-def json_response(body: object) -> web.Response:
-    """Return a JSON response with status 200."""
-    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
 
 async def answer(request: web.Request, queue: RequestQueue, wire: Wire, prefix: str) -> web.StreamResponse:

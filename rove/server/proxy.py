@@ -32,10 +32,9 @@ from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import TrajectoryStep
 from rove.core.state import State, bookkeeping
 from rove.server.app import APIS, api_handler, key_of, model_body
-from rove.server.handlers import json_response
 from rove.server.listen import base_url_of, listening
 from rove.server.request_queue import RequestQueue
-from rove.server.validation import refusal
+from rove.server.validation import json_response, refusal
 from rove.wire.serving import ServingRequest
 
 MODEL = "rove"

@@ -1,8 +1,9 @@
-"""Errors as HTTP responses in the format of the requested API."""
+"""JSON responses, and errors in the format of the requested API."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import msgspec
 from aiohttp import web
@@ -22,6 +23,12 @@ from rove.wire.serving import error_body
 from rove.wire.serving_anthropic import error_body as anthropic_error
 
 logger = logging.getLogger(__name__)
+
+
+def json_response(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Return a JSON response."""
+    content = msgspec.json.encode(body)
+    return web.Response(status=status, body=content, content_type="application/json", headers=headers)
 
 
 def error_response(error: Exception, api: str = "") -> tuple[int, JsonObject]:
@@ -77,7 +84,7 @@ def refusal(error: Exception, path: str = "") -> web.Response:
         headers["Allow"] = error.headers["Allow"]
     if status == 408:  # the rest of the late body would be read as the next request
         headers["Connection"] = "close"
-    return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json", headers=headers)
+    return json_response(body, status, headers)
 
 
 def _type(status: int) -> str:

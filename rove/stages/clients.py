@@ -181,8 +181,10 @@ def embedded(
     reporter: Reporter | None = None,
     chat_template: str | None = None,
     template_args: Mapping[str, object] | None = None,
+    max_batch: int = 256,
 ) -> EngineClient[Engine]:
-    """Return a client that runs a model folder in the embedded engine; see `make_client` for the settings.
+    """Return a client that runs a model folder in the embedded engine; see `make_client` for the settings, and `Engine` for
+    `max_batch`.
 
     Raises:
         ConfigError: The folder does not exist, a setting does not fit it, the device is not available, or torch is not
@@ -196,7 +198,8 @@ def embedded(
     with needs_train_extra():
         from rove.engine.client import EngineClient
         from rove.models.load import load_for_sampling
-    return EngineClient.from_model(load_for_sampling(path, trust_remote_code, device, chat_template, template_args))
+    loaded = load_for_sampling(path, trust_remote_code, device, chat_template, template_args)
+    return EngineClient.from_model(loaded, max_batch)
 
 
 def show_device(device: str, reporter: Reporter) -> None:

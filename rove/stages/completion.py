@@ -16,7 +16,7 @@ from rove.envs.loading import environment_version
 from rove.models.pretrained import model_path
 from rove.remote.loading import without_isolation
 from rove.runs.run import Run
-from rove.runs.train_folder import COMPLETE, RESULTS
+from rove.runs.train_folder import COMPLETE, RESULTS, Completion
 from rove.stages.evaluation import EvalConfig
 from rove.stages.recipe import Recipe
 from rove.utils.files import atomic_write
@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 
 NOT_COMPARED = {"model", "chat_template", "env", "env_args", "data"}
 """Settings that are not compared here: when a stage starts, it compares the content to which they refer."""
-
-
-class Completion(msgspec.Struct, frozen=True):
-    """The recipe and the versions with which the rows of `results.json` were measured."""
-
-    identity: JsonObject
-    notes: list[str]
-    """Notes about the table."""
-    cost: str = ""
-    """Time and memory, as a sentence."""
 
 
 def identity_of_recipe(recipe: Recipe) -> JsonObject:

@@ -10,11 +10,11 @@ import msgspec
 from rove.core.errors import Error
 from rove.core.findings import Finding
 from rove.runs.run import Run
-from rove.runs.train_folder import DIAGNOSES
+from rove.runs.train_folder import DIAGNOSES, Diagnosis, TrainFolder
 from rove.stages.examination import read_evidence
 from rove.stages.pipeline import Pipeline
 from rove.stages.request import EVIDENCE
-from rove.stages.results import Diagnosis, ending_lines
+from rove.stages.results import ending_lines
 from rove.stages.second_start import PlateauError
 from rove.statistics.compare import Difference, compare
 from rove.train.diagnosis import (
@@ -38,14 +38,6 @@ EXAMINE = "examine"
 """Stage name of the diagnoses before training."""
 SAME_FALL_STEPS = 30
 """A collapse within this many steps after a diagnosed sudden fall of the reward counts as the same fall."""
-
-
-def read_diagnoses(folder: Path) -> list[Diagnosis]:
-    """Return the diagnoses in the folder of all stages; [] if it has no file of diagnoses."""
-    file = folder / DIAGNOSES
-    if not file.exists():
-        return []
-    return msgspec.json.decode(file.read_bytes(), type=list[Diagnosis])
 
 
 def examined_diagnoses(folder: Path) -> list[Finding]:
@@ -76,8 +68,9 @@ class Diagnoser:
         if not path.exists():
             return
         evidence = read_evidence(path)
-        if (folder / DIAGNOSES).exists():  # of training stages: a resumed run may not see the reason again
-            self.diagnoses = [diagnosis for diagnosis in read_diagnoses(folder) if diagnosis.stage != EXAMINE]
+        for diagnosis in TrainFolder(folder).diagnoses():
+            if diagnosis.stage != EXAMINE:  # a resumed training stage may not see the reason again
+                self.diagnoses.append(diagnosis)
         self._report(EXAMINE, evidence.diagnoses)
         if evidence.policies:
             self.task = evidence.task
@@ -174,11 +167,11 @@ class Diagnoser:
         """
         if len(self.pipeline.rows) < 2:
             return []
-        before, after = (row.name for row in self.pipeline.rows[-2:])
+        old_name, new_name = (row.name for row in self.pipeline.rows[-2:])
         gains: list[Difference] = []
         try:
             for condition in self.pipeline.recipe.conditions:
-                old, new = (self.pipeline.eval_folder(row, condition.name) for row in (before, after))
+                old, new = (self.pipeline.eval_folder(row, condition.name) for row in (old_name, new_name))
                 gains.append(compare(old, new).main)
         except Error:  # rows without scored rollouts, or whose rollouts were not saved
             return []

@@ -95,10 +95,8 @@ def check_client(config: EvalConfig, env: Environment) -> None:
     Raises:
         ConfigError: There is no such scripted policy, model folder, endpoint or key, or a cost limit has no price.
     """
+    _with_price(config).check_price()
     endpoint = find_endpoint(config.model, config.endpoints) if config.base_url is None else None
-    price = config.price or (endpoint and endpoint.price)
-    if price is None and (config.budget is not None or config.limits.max_cost is not None):
-        raise ConfigError("budget and max_cost need a price: --price.input and --price.output, per million tokens")
     if endpoint is None and config.base_url is None and is_folder(config.model):
         if not Path(model_path(config.model)).expanduser().is_dir():
             raise ConfigError(f"model folder {config.model} does not exist")
@@ -269,8 +267,8 @@ def _evaluate(
         arguments = environment_arguments(config.env, config.env_dir) if is_here and not is_given else {}
         default = arguments.get("num_examples")
         if isinstance(default, int) and 0 <= default < config.num_examples:  # by convention, -1 stands for all
-            more = msgspec.json.encode({**config.env_args, "num_examples": config.num_examples}).decode()
-            text += f"; the environment may make more with -a {shlex.quote(more)}"
+            enlarged_args = msgspec.json.encode({**config.env_args, "num_examples": config.num_examples}).decode()
+            text += f"; the environment may make more with -a {shlex.quote(enlarged_args)}"
         reporter.note(text, important=True)
 
     async def run_all(watch: EvalProgress) -> EvaluationResult:

@@ -154,12 +154,10 @@ def check_empty(path: Path) -> None:
 
 def save_atomically(loaded: LoadedModel, path: Path) -> None:
     """Write a model with checksums to a temporary folder and rename it, so that an interruption leaves no incomplete model."""
-    from rove.models.from_scratch import save_new_model
-
     # In the same folder, so that renaming does not cross file systems.
     draft = path.with_name(f".{path.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
-    save_new_model(draft, loaded)
+    loaded.save_final(draft)
     write_checksums(draft)
     rename(draft, path)
 

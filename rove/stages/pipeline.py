@@ -76,7 +76,7 @@ class Pipeline:
         completion = read_completion(recipe)
         if completion is None:
             return False
-        self.rows = msgspec.json.decode((recipe.folder / RESULTS).read_bytes(), type=list[ResultRow])
+        self.rows = TrainFolder(recipe.folder).rows()
         for model in dict.fromkeys(row.model for row in self.rows if row.is_trained):
             check_saved_model(model)
         self._notes = completion.notes
@@ -336,10 +336,10 @@ def functions_without_column(recipe: Recipe, rows: list[ResultRow]) -> list[str]
     """Return the reward functions for which a table of rewards with intervals has no room."""
     if not rows or not any("reward" in column.values for column in recipe.columns):
         return []
-    shown = {value for column in recipe.columns for value in column.values}
+    column_values = {value for column in recipe.columns for value in column.values}
     summaries = rows[-1].conditions.values()
     weights = {name: function.get("weight") for summary in summaries for name, function in summary["functions"].items()}
-    return [name for name, weight in weights.items() if weight and name not in shown]
+    return [name for name, weight in weights.items() if weight and name not in column_values]
 
 
 def _cell(summary: JsonObject, column: Column) -> str:

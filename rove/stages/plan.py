@@ -15,7 +15,7 @@ from rove.stages.examination import Examination
 from rove.stages.recipe import Recipe
 from rove.stages.request import ESTIMATE, REQUEST, recipe_digest
 from rove.utils.event_loop import run_async
-from rove.utils.units import human_bytes, human_seconds
+from rove.utils.units import counted, human_bytes, human_seconds
 
 
 def estimate_stages(recipe: Recipe, examination: Examination, pretrained: LoadedModel | None) -> Estimate:
@@ -87,4 +87,4 @@ def plan_table(recipe: Recipe, estimate: Estimate | None) -> Table:
 
 
 def _examples(count: int) -> str:
-    return "all examples" if count < 0 else f"{count:,} example{'' if count == 1 else 's'}"
+    return "all examples" if count < 0 else counted(count, "example")

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.table import Table
 
-from rove.core.findings import Finding
-from rove.core.plain import JsonObject
 from rove.runs.metrics import panels, with_derived
 from rove.runs.run import Run
 from rove.stages.tables import curves_table
@@ -42,21 +40,6 @@ class Ending(msgspec.Struct, frozen=True):
     steps: int = 0
     best: BestStep | None = None
     stopped: str | None = None
-
-
-class Diagnosis(Finding, frozen=True, omit_defaults=True, kw_only=True):
-    """A finding about a stage of `rove train`: the reason why it does not improve the model."""
-
-    stage: str
-    """The stage: "sft", "rl1", …, or "examine" for the environment before training."""
-    steps: int
-    """Maximum number of steps of the stage; `step` is the step after which it was diagnosed."""
-
-    @property
-    def row(self) -> JsonObject:
-        """The diagnosis as a row of `diagnoses.json`."""
-        origin = {"stage": self.stage, "step": self.step, "steps": self.steps}
-        return origin | msgspec.to_builtins(self)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from rove.stages.identity import REPEAT_HINT, REPEAT_HINT_IN_PYTHON, Watch, begi
 from rove.stages.naming import run_folder
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.stages.results import TrainingResult, draw
+from rove.statistics.trend import flat_reward
 from rove.utils.event_loop import outside_event_loop, run_async
 
 if TYPE_CHECKING:
@@ -179,8 +180,6 @@ def _status(metrics: Mapping[str, float]) -> str:
 
 def progress_finding(config: RLConfig, metrics: list[dict[str, float]]) -> Finding | None:
     """Return a finding if the model learned nothing, or if the reward did not rise although it should have."""
-    from rove.train.evaluation import flat_reward
-
     steps = [row for row in metrics if row["step"]]  # without the measurement of the initial weights
     # A flat reward would be the consequence, so it is not reported as well.
     if zero_advantage_share(*steps) == 1:

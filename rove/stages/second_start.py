@@ -54,15 +54,15 @@ def start_again(recipe: Recipe) -> Recipe:
     The recipe is written last: if the process dies before, the next one repeats the first start.
     """
     folder = recipe.folder
-    kept = folder / FIRST_START
-    shutil.rmtree(kept, ignore_errors=True)
-    kept.mkdir()
+    first_start = folder / FIRST_START
+    shutil.rmtree(first_start, ignore_errors=True)
+    first_start.mkdir()
     base = [TrainFolder(folder).evaluation_folder(BASE, condition.name) for condition in recipe.conditions]
     for part in (folder / "sft", Path(recipe.model), *base):
         if part.exists():
-            rename(part, kept / part.name)
+            rename(part, first_start / part.name)
     # What the first start says of itself names folders that the second one uses now.
-    for outdated in (folder / DIAGNOSES, folder / RESULTS, kept / "sft" / STOPPED):
+    for outdated in (folder / DIAGNOSES, folder / RESULTS, first_start / "sft" / STOPPED):
         outdated.unlink(missing_ok=True)
     file = folder / RECIPE
     atomic_write(file, ARCH_LINE.sub(RECALL_LINES, file.read_text("utf-8")).encode())

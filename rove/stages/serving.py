@@ -22,12 +22,12 @@ from rove.envs.loading import load_environment
 from rove.models.pretrained import model_path
 from rove.stages.clients import (
     SCRIPTED,
+    embedded,
     find_endpoint,
     is_folder,
     make_client,
     refuse_device,
     refuse_template,
-    show_device,
 )
 from rove.stages.reporter import Reporter
 
@@ -175,18 +175,12 @@ def served_client(config: ServeConfig, reporter: Reporter | None = None) -> Clie
             message += ", nor a name in endpoints.toml, nor scripted:NAME with --env ENV"
         raise ConfigError(message)
     with needs_train_extra():
-        from rove.engine.client import EngineClient
         from rove.engine.lora import read_folder
-        from rove.models.load import load_for_sampling
-    if reporter is not None:
-        show_device(config.device, reporter)
     adapters = {name: read_folder(path) for name, path in config.adapters.items()}  # check before loading the model
     for path in config.adapters.values():
         check_base(path, folder)
-    loaded = load_for_sampling(
-        folder, config.trust_remote_code, config.device, config.chat_template, config.template_args
-    )
-    client = EngineClient.from_model(loaded, config.max_batch)
+    template = config.chat_template, config.template_args
+    client = embedded(config.model, config.trust_remote_code, config.device, reporter, *template, config.max_batch)
     for name, adapter in adapters.items():
         client.engine.load_adapter(name, adapter)
     return client

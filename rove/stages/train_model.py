@@ -15,14 +15,14 @@ from rove.core.errors import ConfigError, needs_train_extra
 from rove.core.plain import JsonMapping
 from rove.runs.provenance import check_own, seal
 from rove.runs.run import Run
-from rove.runs.train_folder import RECIPE, RESULTS, ResultRow
+from rove.runs.train_folder import RECIPE, RESULTS, Diagnosis, ResultRow, TrainFolder
 from rove.stages.arguments import environment_name
 from rove.stages.naming import RUNS
 from rove.stages.pipeline import Pipeline, functions_without_column, results_table
 from rove.stages.recipe import Recipe, read_recipe
 from rove.stages.reporter import ConsoleReporter, Reporter
 from rove.stages.request import EVIDENCE, TrainRequest, check_request, is_outdated
-from rove.stages.results import Diagnosis, held_out_rewards
+from rove.stages.results import held_out_rewards
 from rove.utils.event_loop import outside_event_loop
 from rove.utils.files import atomic_write
 from rove.utils.notebook import ShownAsText, data_frame, image
@@ -263,14 +263,14 @@ def run_recipe(pipeline: Pipeline, file: Path, smoke: bool = False) -> PipelineR
         file: File of the recipe; the run folder gets a copy, so that the run can be read and repeated without the original.
         smoke: Whether the sizes are tiny, so that figures and diagnoses are meaningless.
     """
-    from rove.stages.diagnoser import Diagnoser, read_diagnoses
+    from rove.stages.diagnoser import Diagnoser
     from rove.stages.preparation import write_evidence
     from rove.stages.second_start import PlateauError, may_start_again, start_again
 
     recipe, reporter = pipeline.recipe, pipeline.reporter
     if pipeline.restore():
         show_results(pipeline)
-        diagnoses = read_diagnoses(recipe.folder)
+        diagnoses = TrainFolder(recipe.folder).diagnoses()
         for diagnosis in diagnoses:
             reporter.note(f"diagnosis of {diagnosis.stage}: {diagnosis}", important=True)
         return PipelineResult(recipe, pipeline.rows, diagnoses)
@@ -305,12 +305,12 @@ def run_recipe(pipeline: Pipeline, file: Path, smoke: bool = False) -> PipelineR
 
 
 def _keep_recipe(file: Path, folder: Path) -> None:
-    kept, text = folder / RECIPE, file.read_bytes()
-    if kept.exists() and kept.read_bytes() == text:
+    recipe_file, text = folder / RECIPE, file.read_bytes()
+    if recipe_file.exists() and recipe_file.read_bytes() == text:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(kept, text)
-    seal(kept)
+    atomic_write(recipe_file, text)
+    seal(recipe_file)
 
 
 def show_results(pipeline: Pipeline) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from rove.core.findings import Finding
 from rove.core.plain import JsonMapping
+from rove.core.records import ErrorInfo, Outcome, RolloutRecord
 from rove.runs.run import Run
 from rove.train.alerts import AlertLimits, new_alerts
 from rove.train.loggers import open_loggers, scalars
@@ -30,6 +31,24 @@ def counted(items: Sequence[T], activity: str, on_progress: OnProgress) -> Itera
     for done, item in enumerate(items, start=1):
         yield item
         on_progress(activity, done, len(items))
+
+
+class EvaluationProgress:
+    """Reports the progress of an evaluation, and keeps its first error. It is the evaluation's `on_record`."""
+
+    def __init__(self, name: str, total: int, on_progress: OnProgress):
+        self.name = name
+        self.total = total
+        self.on_progress = on_progress
+        self.done = 0
+        self.first_error: ErrorInfo | None = None
+
+    def __call__(self, record: RolloutRecord | Outcome) -> None:
+        """Count a finished rollout."""
+        self.done += 1
+        self.on_progress(f"rollouts of {self.name}", self.done, self.total)
+        if self.first_error is None:
+            self.first_error = record.error
 
 
 class TrainingCallbacks:

@@ -15,7 +15,7 @@ from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, RunError
 from rove.core.plain import JsonObject
 from rove.core.protocols import Client, SamplingParams
-from rove.core.records import REWARD_ERRORS, RolloutRecord
+from rove.core.records import REWARD_ERRORS, ErrorInfo, RolloutRecord
 from rove.envs.environment import Environment
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import Job, plan
@@ -199,9 +199,14 @@ def check_failures(records: Sequence[RolloutRecord], number: int) -> None:
     error = records[0].error
     # A single failed rollout is left out; if all fail, the cause is the same, and the next steps would fail too.
     if error is not None and all(record.scores is None for record in records):
-        # The message of a ConfigError says what to change; its traceback would only hide it.
-        details = "" if error.type == "ConfigError" else f"\n{error.traceback}"
-        raise RunError(f"every rollout of step {number} failed; the first: {error.phase}: {error.message}{details}")
+        raise all_failed(f"step {number}", error)
+
+
+def all_failed(activity: str, error: ErrorInfo) -> RunError:
+    """Return the error that says that every rollout of an activity failed, the first one with `error`."""
+    # The message of a ConfigError says what to change; its traceback would only hide it.
+    details = "" if error.type == "ConfigError" else f"\n{error.traceback}"
+    return RunError(f"every rollout of {activity} failed; the first: {error.phase}: {error.message}{details}")
 
 
 def check_rewards(records: Sequence[RolloutRecord], number: int) -> None:

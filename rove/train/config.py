@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from rove.core.checks import Settings
+from rove.core.config import convert
 from rove.core.errors import ConfigError, nearest
 from rove.core.plain import Arguments, JsonObject
 from rove.core.ranges import (
@@ -29,7 +30,7 @@ from rove.core.ranges import (
 )
 from rove.models.load import check_peft
 from rove.remote.isolation import Isolation, IsolationConfig, RayConfig
-from rove.rollouts.exhaustive import EVALUATION_KINDS, EvaluationKind
+from rove.rollouts.exhaustive import Goals
 from rove.train.advantages import check_estimator
 from rove.train.alerts import AlertLimits
 from rove.train.loggers import check_loggers
@@ -214,6 +215,9 @@ class LoRAConfig(Settings, frozen=True, kw_only=True):
             check_peft()
 
 
+EVALUATION_KINDS = ("rollouts", "exhaustive")
+
+
 class EvaluationConfig(Settings, frozen=True, kw_only=True):
     """One `[[evaluation]]` table: an evaluation that training repeats."""
 
@@ -249,9 +253,9 @@ class EvaluationConfig(Settings, frozen=True, kw_only=True):
         return self.name or re.sub(r"[^A-Za-z0-9_-]", "_", self.env.rsplit("/", 1)[-1].split("@", 1)[0])
 
     @property
-    def evaluation_kind(self) -> EvaluationKind | None:
-        """The registered kind of evaluation; None for rollouts of examples."""
-        return EVALUATION_KINDS.get(self.kind)
+    def is_exhaustive(self) -> bool:
+        """Whether the model plays every possible game, instead of rollouts of examples."""
+        return self.kind == "exhaustive"
 
     def environment_isolation(self, run: Isolation) -> Isolation:
         """Return where the evaluation's environment runs, given where the run's environments run."""
@@ -270,12 +274,10 @@ class EvaluationConfig(Settings, frozen=True, kw_only=True):
             ConfigError: Settings contradict each other.
         """
         subject = f"evaluation '{self.label}'"
-        if self.kind != "rollouts" and self.evaluation_kind is None:
-            raise ConfigError(
-                f"{subject}: kind is '{self.kind}'; {nearest(self.kind, ['rollouts', *EVALUATION_KINDS])}"
-            )
-        if self.evaluation_kind is not None:
-            self.evaluation_kind.read_goals(self.goals)
+        if self.kind not in EVALUATION_KINDS:
+            raise ConfigError(f"{subject}: kind is '{self.kind}'; {nearest(self.kind, EVALUATION_KINDS)}")
+        if self.is_exhaustive:
+            convert(Goals, self.goals)
             # The evaluation steps through the game tree, so it needs the environment's objects in this process.
             if self.environment_isolation(run).on:
                 raise ConfigError(

@@ -47,7 +47,7 @@ def find_overlaps(
     """Return the overlap of each evaluation with the training rows; exhaustive evaluations use no rows and are left out."""
     overlaps: list[Overlap] = []
     for evaluation in evaluations:
-        if evaluation.evaluation_kind is not None:
+        if evaluation.is_exhaustive:
             continue
         own_isolation = evaluation.environment_isolation(isolation)
         with temporary_environment(evaluation.env, env_dir, evaluation.env_args, own_isolation) as env:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import math
 import shutil
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rove.core.config import convert
 from rove.core.errors import ConfigError, RunError, nearest
-from rove.core.findings import Finding
 from rove.core.plain import JsonObject
 from rove.core.protocols import SamplingParams
-from rove.core.records import Outcome, RolloutRecord
 from rove.engine.client import EngineClient
 from rove.envs.loading import load_environment
 from rove.models.load import LoadedModel
@@ -26,18 +24,17 @@ from rove.remote.environment import RemoteEnv
 from rove.remote.isolation import Isolation
 from rove.remote.loading import open_environment_in_thread, temporary_environment
 from rove.rollouts.evaluate import evaluate
-from rove.rollouts.exhaustive import EvaluationKind
+from rove.rollouts.exhaustive import Goals, as_exhaustive_game, measure_exhaustively
 from rove.rollouts.groups import RolloutError
 from rove.runs.metrics import interval_of, zero_advantage_share
 from rove.runs.run import Run
-from rove.statistics import Estimate, EvaluationResult, t_quantile
-from rove.train.callbacks import OnProgress, ignore
+from rove.statistics import EvaluationResult
+from rove.train.callbacks import EvaluationProgress, OnProgress, ignore
+from rove.train.collect import all_failed
 from rove.train.config import VALIDATION_LOSS, EvaluationConfig, Goal
 from rove.train.trainer import TrainingError
 
 FOLDER = "evaluations"
-MIN_PLATEAU_STEPS = 20
-"""Minimum number of steps for which the variation of the rewards is meaningful."""
 MIN_LOSS_FALL = 1e-3
 """Share by which the validation loss must fall to count as progress."""
 LENGTH_TOLERANCE = 1.05
@@ -192,12 +189,11 @@ class HeldOutEvaluations:
         self.isolation = isolation
         for config in configs:  # environments that cannot be loaded fail before training
             own_isolation = config.environment_isolation(isolation)
-            kind = config.evaluation_kind
             with temporary_environment(config.env, env_dir, config.env_args, own_isolation) as env:
                 if client is not None:
                     client.renderer.check_environment(env)
-                if kind is not None:
-                    kind.check(env)
+                if config.is_exhaustive:
+                    as_exhaustive_game(env)
 
     def of_metric(self, metric: str | None) -> list[EvaluationConfig]:
         """Return the evaluations that a metric belongs to."""
@@ -211,8 +207,8 @@ class HeldOutEvaluations:
         """Run evaluations after a step; return their metrics, named `eval/NAME/…`, and the time in seconds.
 
         Metrics: `reward/mean` with its 95% interval (`reward/interval_low`, `reward/interval_high`), `reward/FUNCTION`,
-        `metrics/FUNCTION`, `length/mean` in tokens, and `truncated` and `failed` as fractions of the rollouts. Registered kinds
-        (`EvaluationKind`) have their own metrics.
+        `metrics/FUNCTION`, `length/mean` in tokens, and `truncated` and `failed` as fractions of the rollouts. An exhaustive
+        evaluation has the metrics of `measure_exhaustively`.
         """
         if not configs:
             return {}
@@ -220,9 +216,8 @@ class HeldOutEvaluations:
         started = time.perf_counter()
         metrics: dict[str, float] = {}
         for config in configs:
-            kind = config.evaluation_kind
-            evaluation = self._rollouts(step, config) if kind is None else self._registered(step, config, kind)
-            measured = await evaluation
+            run = self._all_games if config.is_exhaustive else self._rollouts
+            measured = await run(step, config)
             metrics |= {f"eval/{config.label}/{name}": value for name, value in measured.items()}
         self.client.engine.update_weights(step)  # clears the engine's caches, as in a run that resumes here
         return {**metrics, "time/evaluation": time.perf_counter() - started}
@@ -261,23 +256,14 @@ class HeldOutEvaluations:
             config.env, self.env_dir, config.env_args, config.environment_isolation(self.isolation)
         )
         self.client.engine.update_weights(step)
-        failures: list[RolloutRecord | Outcome] = []
         total = (env.count_examples(config.num_examples) or 0) * config.rollouts_per_example
-        done = 0
-
-        def on_record(record: RolloutRecord | Outcome) -> None:
-            nonlocal done
-            done += 1
-            self.on_progress(f"rollouts of evaluation {config.label}", done, total)
-            if record.error is not None and not failures:
-                failures.append(record)
-
+        progress = EvaluationProgress(f"evaluation {config.label}", total, self.on_progress)
         try:
             result = await evaluate(
                 env,
                 self.client,
                 run=folder,
-                on_record=on_record,
+                on_record=progress,
                 num_examples=config.num_examples,
                 rollouts_per_example=config.rollouts_per_example,
                 sampling_args={"temperature": config.temperature, "max_tokens": config.max_tokens},
@@ -287,23 +273,18 @@ class HeldOutEvaluations:
             if isinstance(env, RemoteEnv):
                 env.close()
         # Without this, a metric would just be missing, and the goal would never be reached.
-        if not result.scored and failures:
-            error = failures[0].error
-            assert error is not None
-            details = "" if error.type == "ConfigError" else f"\n{error.traceback}"
-            raise RunError(
-                f"every rollout of evaluation '{config.label}' after step {step} failed; the first: {error.phase}: "
-                f"{error.message}{details}"
-            )
+        if not result.scored and progress.first_error is not None:
+            raise all_failed(f"evaluation '{config.label}' after step {step}", progress.first_error)
         return _metrics(result)
 
-    async def _registered(self, step: int, config: EvaluationConfig, kind: EvaluationKind) -> dict[str, float]:
+    async def _all_games(self, step: int, config: EvaluationConfig) -> dict[str, float]:
         assert self.client is not None
         env = load_environment(config.env, self.env_dir, **config.env_args)
         self.client.engine.update_weights(step)
         sampling_params = SamplingParams(temperature=config.temperature, max_tokens=config.max_tokens)
         try:
-            return await kind.measure(env, self.client, sampling_params, kind.read_goals(config.goals), self.seed)
+            goals = convert(Goals, config.goals)
+            return await measure_exhaustively(env, self.client, sampling_params, goals, self.seed)
         except RolloutError as error:
             raise RunError(f"evaluation '{config.label}' after step {step}: a rollout failed: {error}") from None
         finally:
@@ -373,39 +354,3 @@ def outcome(history: Sequence[Mapping[str, float]], goal: Goal) -> JsonObject:
     if stopped is not None:
         summary["stopped"] = stopped
     return summary
-
-
-def reward_gain(rewards: Sequence[float]) -> Estimate | None:
-    """Return the increase of the reward from the first to the last quarter of the steps, with a 95% interval.
-
-    Steps count as independent. A trend within a quarter counts as variation, so the interval tends to be too wide.
-
-    Returns:
-        None with fewer than `MIN_PLATEAU_STEPS` steps.
-    """
-    part = len(rewards) // 4
-    if len(rewards) < MIN_PLATEAU_STEPS:
-        return None
-    first, last = rewards[:part], rewards[-part:]
-    # Both parts have the same number of steps; their variances may differ.
-    error = math.sqrt((statistics.variance(first) + statistics.variance(last)) / part)
-    half_width = t_quantile(0.975, 2 * part - 2) * error
-    gain = statistics.fmean(last) - statistics.fmean(first)
-    return Estimate(gain, gain - half_width, gain + half_width)
-
-
-def flat_reward(rewards: Sequence[float]) -> Finding | None:
-    """Return a finding if the reward has not measurably increased; None if it has increased or there are too few steps."""
-    gain = reward_gain(rewards)
-    if gain is None or gain.low > 0.0:
-        return None
-    part = len(rewards) // 4
-    first, last = statistics.fmean(rewards[:part]), statistics.fmean(rewards[-part:])
-    figures = (
-        f"{len(rewards)} steps ({first:.3f} in the first {part}, {last:.3f} in the last {part}: {gain.mean:+.3f} "
-        f"[{gain.low:+.3f}, {gain.high:+.3f}])"
-    )
-    if gain.high < 0.0:
-        remedy = "lower the learning rate, unless examples got harder"
-        return Finding("flat_reward", f"the reward fell in {figures}", remedy=remedy)
-    return Finding("flat_reward", f"no measurable increase in reward in {figures}")

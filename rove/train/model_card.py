@@ -26,6 +26,7 @@ from rove.runs.run import Run
 from rove.statistics.format import caveats, interval, limits, number
 from rove.train.config import RLConfig, SFTConfig, TrainingConfig
 from rove.utils.files import atomic_write
+from rove.utils.markdown import cell
 
 logger = logging.getLogger(__name__)
 
@@ -122,9 +123,9 @@ def _card(
     }
     front_matter = data.to_yaml().rstrip("\n")  # pyright: ignore[reportUnknownMemberType]
     lines = ["---", front_matter, "---", "", f"# {subject}", "", "## Training", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {_cell(value)} |" for name, value in facts.items()]
+    lines += [f"| {name} | {cell(value)} |" for name, value in facts.items()]
     lines += ["", "## Results", "", *_results(run, summary, measurements, kept_step, measured_in_training)]
-    lines += [line for note in notes for line in ("", f"Note: {_cell(note)}")]
+    lines += [line for note in notes for line in ("", f"Note: {cell(note)}")]
     lines += ["", "## Use", "", *_usage(config, library, folder), ""]
     return "\n".join(lines)
 
@@ -272,7 +273,7 @@ def _results(
         env = f"{public_path(measurement.env)} {measurement.condition}".rstrip()
         for metric, estimate in measurement.estimates.items():
             cells = (measurement.model, env, metric, number(estimate.get("mean")), interval(estimate))
-            yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
+            yield f"| {' | '.join(map(cell, cells))} |"
     note = caveats(chain.from_iterable(measurement.estimates.values() for measurement in measurements))
     if note:
         yield from ("", f"\\{note}")
@@ -345,8 +346,3 @@ def _with_public_paths(value: object) -> object:
     if is_sequence(value):
         return [_with_public_paths(item) for item in value]
     return public_path(value) if isinstance(value, str) else value
-
-
-def _cell(text: str) -> str:
-    """Return a text escaped for a table cell."""
-    return " ".join(text.replace("|", "\\|").split())

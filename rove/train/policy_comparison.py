@@ -10,12 +10,12 @@ import msgspec
 
 from rove.core.errors import RunError
 from rove.core.protocols import Client
-from rove.core.records import ErrorInfo, Outcome, RolloutRecord
+from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
 from rove.rendering.renderer import Renderer
 from rove.rollouts.evaluate import evaluate
 from rove.statistics import Estimate, EvaluationResult
-from rove.train.callbacks import OnProgress, ignore
+from rove.train.callbacks import EvaluationProgress, OnProgress, ignore
 from rove.train.conversations import Conversation, conversations_of
 from rove.train.sequences import sequences_from_conversation
 
@@ -76,29 +76,21 @@ async def measure_policy(
     # Fewer examples than rollouts: each is run several times.
     each = max(1, rollouts // count) if count else 1
     total = (count or rollouts) * each
-    errors: list[ErrorInfo] = []
-    done = 0
-
-    def on_record(record: RolloutRecord | Outcome) -> None:
-        nonlocal done
-        done += 1
-        on_progress(f"rollouts of {name}", done, total)
-        if record.error is not None:
-            errors.append(record.error)
-
+    progress = EvaluationProgress(name, total, on_progress)
     # Greedy: the comparison should not depend on the random seed of sampling.
     sampling = {"temperature": 0.0, "max_tokens": max_tokens}
     result = await evaluate(
         env,
         client,
-        on_record=on_record,
+        on_record=progress,
         num_examples=rollouts,
         rollouts_per_example=each,
         sampling_args=sampling,
         seed=seed,
     )
     if not result.scored:
-        reason = f"{errors[0].phase}: {errors[0].message}" if errors else "there are no examples"
+        error = progress.first_error
+        reason = "there are no examples" if error is None else f"{error.phase}: {error.message}"
         raise RunError(f"no rollout of {name} was scored; the first error: {reason}")
     return result_of(name, result)
 

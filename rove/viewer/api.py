@@ -160,11 +160,7 @@ def overview(store: RunStore, params: QueryParams) -> dict[str, object]:
     index, progress = store.index(name)
     store.prepare(name)
     overview = describe_overview(folder, index, progress)
-    # Here rather than in the handler, so that the message names the run.
-    try:
-        msgspec.json.encode(overview)
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{folder.path} has values that cannot be shown: {error}") from error
+    _check_encodable(overview, folder.path)
     return {
         **overview,
         "progress": _progress(progress),
@@ -179,12 +175,16 @@ def stages(store: RunStore, params: QueryParams) -> dict[str, object]:
     if folder is None:
         raise ConfigError(f"'{name}' is a single run, not a folder of `rove train`")
     content = describe_stages(folder, store.evaluation_index)
-    # Here rather than in the handler, so that the message names the run.
+    _check_encodable(content, folder.path)
+    return content
+
+
+def _check_encodable(content: object, folder: Path) -> None:
+    """Refuse values that JSON cannot hold; the handler could not name the run that has them."""
     try:
         msgspec.json.encode(content)
     except (ValueError, RecursionError) as error:
-        raise RunError(f"{folder.path} has values that cannot be shown: {error}") from error
-    return content
+        raise RunError(f"{folder} has values that cannot be shown: {error}") from error
 
 
 def settings(store: RunStore, params: QueryParams) -> JsonObject:

@@ -19,6 +19,7 @@ from rove.core.errors import ConfigError, RejectedError, RunError
 from rove.core.plain import JsonObject
 from rove.server import listening
 from rove.server.admission import foreign_origin, names_this_server
+from rove.server.validation import json_response
 from rove.viewer.api import ENDPOINTS, QueryParams, ReadOnly, annotate
 from rove.viewer.html import static_files, utf8_text
 from rove.viewer.run_store import RunStore
@@ -67,16 +68,14 @@ def make_viewer(store: RunStore, *, host: str = "127.0.0.1", token: str | None =
             raise RejectedError(404, f"no route {request.path[:100]}; expected one of {', '.join(sorted(ENDPOINTS))}")
         params = QueryParams(list(request.query.items()))
         result = await asyncio.to_thread(function, store, params)
-        return web.Response(body=msgspec.json.encode(result), content_type="application/json")
+        return json_response(result)
 
     async def search(request: web.Request) -> web.StreamResponse:
         return await _search(request, store)
 
     async def write(request: web.Request) -> web.Response:
-        if request.content_type != "application/json":  # forms of other sites cannot send this type
-            raise RejectedError(415, "the body is not declared as JSON; send Content-Type: application/json")
-        result = await asyncio.to_thread(annotate, store, await request.read())
-        return web.Response(body=msgspec.json.encode(result), content_type="application/json")
+        result = await asyncio.to_thread(annotate, store, await json_body(request))
+        return json_response(result)
 
     async def close(_: web.Application) -> None:
         store.close()
@@ -139,6 +138,13 @@ async def _search(request: web.Request, store: RunStore) -> web.StreamResponse:
         await process.wait()
 
 
+async def json_body(request: web.Request) -> bytes:
+    """Return the body of a request; refuse it if it is not declared as JSON, which forms of other sites cannot do."""
+    if request.content_type != "application/json":
+        raise RejectedError(415, "the body is not declared as JSON; send Content-Type: application/json")
+    return await request.read()
+
+
 def access_middleware(host: str, token: str | None) -> Middleware:
     """Check the origin and the token of requests, and turn errors into JSON responses; for the arguments, see `make_viewer`."""
 
@@ -189,8 +195,7 @@ def _check_token(request: web.Request, token: str) -> web.Response | None:
 def refusal(error: Exception) -> web.Response:
     """Return an error as a JSON response: {"error": message}."""
     status, message, headers = _error_of(error)
-    body = msgspec.json.encode({"error": utf8_text(message)})
-    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
+    return json_response({"error": utf8_text(message)}, status, headers)
 
 
 def _error_of(error: Exception) -> tuple[int, str, JsonObject]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from rove.core.masking import without_secrets
 from rove.core.plain import JsonObject
 from rove.runs.metrics import SECONDS
 from rove.runs.run import Run
@@ -12,7 +13,7 @@ from rove.statistics.format import duration, shown
 from rove.viewer import queries
 from rove.viewer.index import Index, Progress, alert_rows
 from rove.viewer.report import TABLE_HEAD, RunReport, cards, table_rows
-from rove.viewer.run_settings import masked, settings_of
+from rove.viewer.run_settings import settings_of
 from rove.viewer.verdict import training_verdict
 
 MAX_FILES = 200
@@ -74,7 +75,7 @@ def _seconds(index: Index) -> float | None:
 
 def _env_version(run: Run) -> str:
     """Return the environment's name, version and content hash as recorded by the run; "" if it recorded none."""
-    identity = masked(run.config().get("identity", {}).get("env", ""))
+    identity = without_secrets(run.config().get("identity", {}).get("env", ""))
     return identity if isinstance(identity, str) else ""
 
 

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple, Protocol, runtime_checkable
 
-import msgspec
-
 from rove.core.errors import ConfigError
-from rove.core.protocols import Client, Request, Response, SamplingParams
+from rove.core.protocols import Client, SamplingParams
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
 from rove.rollouts.groups import run_groups
@@ -58,26 +56,6 @@ class RoleAware(Protocol):
     def in_role(self, role: str) -> Client:
         """Return the client for a model role."""
         ...
-
-
-class NamedClient:
-    """A client that replaces the model name in the environment's requests."""
-
-    def __init__(self, client: Client, model: str):
-        self.client, self.model = client, model
-
-    @property
-    def max_concurrent(self) -> int:
-        """See `Client`."""
-        return self.client.max_concurrent
-
-    async def respond(self, request: Request) -> Response:
-        """Forward the request with the fixed model name."""
-        return await self.client.respond(msgspec.structs.replace(request, model=self.model))
-
-    async def close(self) -> None:
-        """Close the wrapped client."""
-        await self.client.close()
 
 
 class PlayRoles:

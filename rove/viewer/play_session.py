@@ -12,14 +12,15 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from aiohttp import web
 
-from rove.core.errors import ConfigError, RejectedError, nearest
+from rove.core.errors import ConfigError, nearest
 from rove.core.messages import AssistantMessage, UserMessage, text_of
 from rove.core.plain import UNREADABLE, JsonObject, MessageDict
 from rove.core.protocols import Client, Request, Response
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.core.renderings import Rendering
 from rove.rollouts.replay_cases import OPPONENT
-from rove.viewer.app import access_middleware, file_response, page_files
+from rove.server.validation import json_response
+from rove.viewer.app import access_middleware, file_response, json_body, page_files
 from rove.viewer.rollouts import shortened, tool_results
 
 T = TypeVar("T")
@@ -313,13 +314,11 @@ def make_play_app(session: PlaySession, save: Callable[[RolloutRecord], str]) ->
         return file_response(files, request.match_info["name"])
 
     async def game(request: web.Request) -> web.Response:
-        return _json(await session.state_after(request.query.get("after", "")))
+        return json_response(await session.state_after(request.query.get("after", "")))
 
     async def act(request: web.Request) -> web.Response:
-        if request.content_type != "application/json":  # forms of other sites cannot send this type
-            raise RejectedError(415, "the body is not declared as JSON; send Content-Type: application/json")
-        _act(session, request.match_info["name"], await request.read(), save)
-        return _json(session.state())
+        _act(session, request.match_info["name"], await json_body(request), save)
+        return json_response(session.state())
 
     app.add_routes([web.get("/", page), web.get("/static/{name:.+}", static), web.get("/api/game", game)])
     app.add_routes([web.post("/api/{name:move|again|keep}", act)])
@@ -340,7 +339,3 @@ def _decoded(body: bytes, kind: type[T], name: str) -> T:
         return msgspec.json.decode(body, type=kind)
     except UNREADABLE as error:
         raise ConfigError(f"the body of '{name}' is invalid: {error}") from error
-
-
-def _json(value: object) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -19,32 +18,18 @@ OUTSIDE_SETTINGS = ("run_dir", "overwrite")
 """Settings that do not influence a result."""
 MAX_SETTINGS = 2000
 """Maximum number of settings that are listed."""
-_PASSWORD = re.compile(r"://[^/@\s\"]+@")
 
 
 def describe_run(run: Run) -> JsonObject:
     """Return `kind`, `env`, `model` and the whole `config` of a run, without passwords."""
     content = run.config()
-    config = masked(content["config"])
+    config = without_secrets(content["config"])
     env = config.get("env") or _first_of(config.get("data")) or ""
     return {"kind": content["kind"], "env": str(env), "model": str(config.get("model") or ""), "config": config}
 
 
 def _first_of(value: object) -> JsonValue:
     return value[0] if isinstance(value, list) and value else value
-
-
-def masked(value: object) -> JsonValue:
-    """Return a setting with secrets masked: passwords in URLs, and what `without_secrets` masks."""
-    return without_secrets(_without_passwords(value))
-
-
-def _without_passwords(value: object) -> object:
-    if isinstance(value, str):
-        return _PASSWORD.sub("://…@", value)
-    if isinstance(value, dict):
-        return {key: _without_passwords(item) for key, item in value.items()}
-    return [_without_passwords(item) for item in value] if isinstance(value, list) else value
 
 
 def settings_of(run: Run) -> list[JsonObject]:

@@ -12,6 +12,7 @@ from threading import Event, Lock, Thread
 import msgspec
 
 from rove.core.errors import ConfigError, Error, RunError, nearest
+from rove.core.masking import without_secrets
 from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.runs.annotations import FILE, Annotations
 from rove.runs.metrics import HELD_OUT_REWARD
@@ -34,7 +35,7 @@ from rove.viewer.queries import (
     prepare,
     reward_range,
 )
-from rove.viewer.run_settings import describe_run, flat, masked
+from rove.viewer.run_settings import describe_run, flat
 from rove.viewer.train_commands import environment_of
 from rove.viewer.train_table import kept_model, reward_of
 
@@ -272,7 +273,7 @@ class RunStore:
 
     def _train_summary(self, name: str, folder: TrainFolder) -> JsonObject:
         """Return the row of a `rove train` run: the reward of the kept model, and the rewards of all training stages."""
-        kept = kept_model(folder.rows())
+        trained_model = kept_model(folder.rows())
         stages = folder.stages()
         changed = max((last_changed(stage.path) for stage in stages), default=folder.path.stat().st_mtime)
         curve: list[float] = []
@@ -280,8 +281,10 @@ class RunStore:
             rows = self.metrics(f"{name}/{stage.path.name}").rows
             held_out = sorted(key for key in set().union(*rows) if HELD_OUT_REWARD.fullmatch(key))
             curve += [row[held_out[0]] for row in rows if held_out and isinstance(row.get(held_out[0]), (int, float))]
-        conditions = kept.row.conditions if kept else {}
-        held_out_rewards = {f"eval/{key}": reward_of(kept.row, key)["mean"] for key in conditions if kept and key}
+        conditions = trained_model.row.conditions if trained_model else {}
+        held_out_rewards = {
+            f"eval/{key}": reward_of(trained_model.row, key)["mean"] for key in conditions if trained_model and key
+        }
         return {
             "name": name,
             "kind": "train",
@@ -289,9 +292,9 @@ class RunStore:
             "why": "",
             "changed": changed,
             "env": environment_of(folder),
-            "model": kept.row.model if kept else "",
+            "model": trained_model.row.model if trained_model else "",
             "measure": "reward",
-            "reward": kept.reward if kept else None,
+            "reward": trained_model.reward if trained_model else None,
             "held_out": held_out_rewards,
             "stages": len(stages),
             "curve": downsampled(curve, SPARKLINE_POINTS),
@@ -438,4 +441,4 @@ def train_status(folder: TrainFolder) -> str:
 
 def stop_reason(run: Run, current_status: str) -> str:
     """Return why a stopped run ended; "" if it could not record the reason (`kill -9`, power failure)."""
-    return masked(run.why_stopped())[:MAX_REASON_CHARS] if current_status == "stopped" else ""
+    return without_secrets(run.why_stopped())[:MAX_REASON_CHARS] if current_status == "stopped" else ""

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rove.core.errors import RunError
+from rove.core.masking import without_secrets
 from rove.core.plain import JsonMapping, JsonObject, is_mapping
 from rove.runs.metrics import panels, with_derived
 from rove.runs.run import Run
@@ -17,7 +18,7 @@ from rove.utils.units import counted
 from rove.viewer.html import finite
 from rove.viewer.index import JsonlTail, alert_rows
 from rove.viewer.mistakes import describe_mistakes, graded_rollouts
-from rove.viewer.run_settings import describe_run, masked
+from rove.viewer.run_settings import describe_run
 from rove.viewer.train_answers import TrainAnswers
 from rove.viewer.train_commands import environment_of, repeat_command
 from rove.viewer.train_table import (
@@ -49,20 +50,20 @@ def describe_stages(folder: TrainFolder, open_index: OpenIndex) -> JsonObject:
     rows, env = folder.rows(), environment_of(folder)
     results = TrainResults(folder, rows, open_index)
     metrics = {stage.path.name: _metrics(stage.path) for stage in folder.stages()}
-    kept = kept_model(rows)
+    trained_model = kept_model(rows)
     completion = folder.completion()
     notes = completion.notes if folder.is_complete else folder.start_notes()
-    diagnoses = [f"{stage}: {finding}" if stage else str(finding) for stage, finding in folder.diagnoses()]
+    diagnoses = [f"{diagnosis.stage}: {diagnosis}" for diagnosis in folder.diagnoses()]
     stages = [_stage(stage, metrics[stage.path.name]) for stage in folder.stages()]
-    mistakes = _mistakes(results, kept)
+    mistakes = _mistakes(results, trained_model)
     table = describe_table(results)
     return {
         "env": env,
-        "model": kept.row.model if kept else "",
+        "model": trained_model.row.model if trained_model else "",
         "title": f"rove train · {env or '?'} · {folder.path.name}",
         "complete": folder.is_complete,
         "when": _last_written(folder),
-        "answers": _answers(results, kept, stages, diagnoses, mistakes, completion.cost),
+        "answers": _answers(results, trained_model, stages, diagnoses, mistakes, completion.cost),
         "head": table["head"],
         "values": table["values"],
         "notes": [*table["footnotes"], *notes],
@@ -76,15 +77,15 @@ def describe_stages(folder: TrainFolder, open_index: OpenIndex) -> JsonObject:
 
 def _answers(
     results: TrainResults,
-    kept: KeptModel | None,
+    trained_model: KeptModel | None,
     stages: Sequence[JsonMapping],
     diagnoses: Sequence[str],
     mistakes: JsonMapping | None,
     cost: str,
 ) -> list[JsonObject]:
     """Return the answers to the usual questions about a run; before the first evaluation, only the command that repeats it."""
-    if kept is not None:
-        return TrainAnswers(results, kept, stages, diagnoses, mistakes, cost).answers()
+    if trained_model is not None:
+        return TrainAnswers(results, trained_model, stages, diagnoses, mistakes, cost).answers()
     command = repeat_command(results.folder)
     repeat = [{"title": "Repeat", "parts": [{"command": command}]}] if command else []
     return [{"title": "Learned", "parts": ["No training stage has been evaluated yet."]}, *repeat]
@@ -124,7 +125,7 @@ def _stage(stage: Run, metrics: Sequence[JsonMapping]) -> JsonObject:
         "is_complete": bool(summary),
         "is_rl": description["kind"] == "rl",
         "stopped_early": bool(summary.get("stopped")),
-        "ended": masked(str(summary.get("stopped") or ("complete" if summary else "not complete"))),
+        "ended": without_secrets(str(summary.get("stopped") or ("complete" if summary else "not complete"))),
         "kept": f"{step}: {why}" if summary and metrics else shown(None),
         "kept_step": step,
         "why_kept": why,
@@ -206,20 +207,22 @@ def _curves(metrics: Mapping[str, Sequence[JsonMapping]], stages: Sequence[JsonM
     )
 
 
-def _mistakes(results: TrainResults, kept: KeptModel | None) -> JsonObject | None:
+def _mistakes(results: TrainResults, trained_model: KeptModel | None) -> JsonObject | None:
     """Describe what the kept model gets wrong, next to the first trained model; None before the first training stage."""
-    if kept is None:
+    if trained_model is None:
         return None
-    evaluation = results.evaluation(kept.row, kept.condition)
+    evaluation = results.evaluation(trained_model.row, trained_model.condition)
     if evaluation is None:
         return None
     first = next(row for row in results.rows if row.is_trained)
-    first_evaluation = results.evaluation(first, kept.condition) if first.name != kept.row.name else None
+    first_evaluation = (
+        results.evaluation(first, trained_model.condition) if first.name != trained_model.row.name else None
+    )
     index = results.open_index(evaluation)
     earlier_index = results.open_index(first_evaluation) if first_evaluation else None
 
     def described() -> JsonObject:
-        best = best_reward(results, kept.condition)
+        best = best_reward(results, trained_model.condition)
         return describe_mistakes(graded_rollouts(index), graded_rollouts(earlier_index) if earlier_index else (), best)
 
     # The cache of an index ends when its own file grows, so the key has to contain the state of the other file.
@@ -227,7 +230,9 @@ def _mistakes(results: TrainResults, kept: KeptModel | None) -> JsonObject | Non
     mistakes = index.cached(("mistakes", str(first_evaluation), stamp), described)
     return {
         **mistakes,
-        "source": f"{kept.row.name}, {kept.condition}" if kept.condition else kept.row.name,
+        "source": f"{trained_model.row.name}, {trained_model.condition}"
+        if trained_model.condition
+        else trained_model.row.name,
         "folder": evaluation.relative_to(results.folder.path).as_posix(),
         "earlier": first.name if earlier_index else "",
     }
@@ -237,6 +242,6 @@ def _recipe(folder: TrainFolder) -> str:
     file = folder.path / RECIPE
     try:
         check_regular(file)
-        return str(masked(file.read_text("utf-8", "replace")[:MAX_RECIPE_CHARS]))
+        return str(without_secrets(file.read_text("utf-8", "replace")[:MAX_RECIPE_CHARS]))
     except (OSError, RunError):
         return ""

@@ -41,7 +41,7 @@ class Scale(NamedTuple):
     meets: Callable[[float, float], bool]
     words: str
     """Description of a limit, with its number as {}."""
-    rest: str
+    rest_label: str
     """Description of tokens that meet no limit."""
 
 
@@ -202,7 +202,7 @@ def _legend(color: str, versions: Sequence[int]) -> Iterator[tuple[str, str]]:
     if color in SCALES:
         scale = SCALES[color]
         yield from ((f"p{i}", scale.words.format(end)) for i, end in enumerate(scale.limits))
-        yield f"p{len(scale.limits)}", scale.rest
+        yield f"p{len(scale.limits)}", scale.rest_label
     elif color == "version":
         yield from ((f"p{_age(version, versions)}", f"version {version:,}") for version in versions)
     elif color == "mask":

@@ -48,7 +48,7 @@ class TrainAnswers(NamedTuple):
     """The facts from which the answers are made."""
 
     results: TrainResults
-    kept: KeptModel
+    trained_model: KeptModel
     stages: Sequence[JsonMapping]
     """Descriptions of the stages (`rove.viewer.stages`)."""
     diagnoses: Sequence[str]
@@ -87,19 +87,23 @@ class TrainAnswers(NamedTuple):
         return list(first_rows.values())
 
     def _learned(self) -> list[Part]:
-        base, row = self._base, self.kept.row
+        base, row = self._base, self.trained_model.row
         if base is None:
             return [
-                f"The reward {phase(row)} is {decimals(self.kept.reward['mean'])}; the model before training was not evaluated."
+                f"The reward {phase(row)} is {decimals(self.trained_model.reward['mean'])}; "
+                "the model before training was not evaluated."
             ]
         # The condition of the kept reward comes first, and decides.
-        conditions = [self.kept.condition, *(name for name in row.conditions if name != self.kept.condition)]
-        main_difference = self.results.difference(base, row, self.kept.condition)
+        conditions = [
+            self.trained_model.condition,
+            *(name for name in row.conditions if name != self.trained_model.condition),
+        ]
+        main_difference = self.results.difference(base, row, self.trained_model.condition)
         compared = [(condition, self.results.difference(base, row, condition)) for condition in conditions]
         differences = [(condition, main) for condition, main in compared if main is not None]
         if main_difference is None:
             return [
-                f"The reward {phase(row)} is {decimals(self.kept.reward['mean'])}; it cannot be compared with base."
+                f"The reward {phase(row)} is {decimals(self.trained_model.reward['mean'])}; it cannot be compared with base."
             ]
         direction = main_difference["direction"]
         changes = [f"{_from_to(main)}{_in_brackets(condition)}" for condition, main in differences]
@@ -112,24 +116,32 @@ class TrainAnswers(NamedTuple):
         if direction > 0 and self._is_near_weakest():
             verdict = "Partly: the reward is not clearly above that of the weakest scripted policy; it rose"
         change = f"{verdict} from {phase(base)} (base) to {phase(row)}: {', '.join(changes)}"
-        scripts = self.results.scripts(self.kept.condition)
-        best = best_reward(self.results, self.kept.condition)
+        scripts = self.results.scripts(self.trained_model.condition)
+        best = best_reward(self.results, self.trained_model.condition)
         most = "" if best is None else f"; the best reward of any rollout is {decimals(best)}"
-        means = [f"{script.name} {decimals(reward_of(script, self.kept.condition)['mean'])}" for script in scripts]
+        means = [
+            f"{script.name} {decimals(reward_of(script, self.trained_model.condition)['mean'])}" for script in scripts
+        ]
         comparison = f" For comparison, scripted policies: {', '.join(means)}." if means else ""
         return [f"{change}{most}.{comparison}"]
 
     def _is_near_weakest(self) -> bool:
         """Return whether the reward is hardly above that of the weakest scripted policy, which usually guesses."""
-        scripts = self.results.scripts(self.kept.condition)
+        scripts = self.results.scripts(self.trained_model.condition)
         if len(scripts) < 2:
             return False
-        weakest, best = (reward_of(script, self.kept.condition)["mean"] for script in (scripts[0], scripts[-1]))
-        return self.kept.reward["mean"] < weakest + LEARNED_SHARE * (best - weakest)
+        weakest, best = (
+            reward_of(script, self.trained_model.condition)["mean"] for script in (scripts[0], scripts[-1])
+        )
+        return self.trained_model.reward["mean"] < weakest + LEARNED_SHARE * (best - weakest)
 
     def _certain(self) -> list[Part]:
         base = self._base
-        main = None if base is None else self.results.difference(base, self.kept.row, self.kept.condition)
+        main = (
+            None
+            if base is None
+            else self.results.difference(base, self.trained_model.row, self.trained_model.condition)
+        )
         seed = f"This is one run, seed {seed_of(self.results.folder)}: another seed may end with another reward."
         if main is None:
             return [seed]
@@ -144,11 +156,11 @@ class TrainAnswers(NamedTuple):
         ]
 
     def _weakest_and_best(self) -> list[ResultRow]:
-        scripts = self.results.scripts(self.kept.condition)
+        scripts = self.results.scripts(self.trained_model.condition)
         return scripts if len(scripts) < 2 else [scripts[0], scripts[-1]]
 
     def _compared_with(self, script: ResultRow) -> str:
-        main = self.results.difference(script, self.kept.row, self.kept.condition)
+        main = self.results.difference(script, self.trained_model.row, self.trained_model.condition)
         return "" if main is None else f"{script.name}: {change_words(main)}"
 
     def _rl_alone(self) -> list[Part]:
@@ -176,9 +188,16 @@ class TrainAnswers(NamedTuple):
         mistakes = self.mistakes
         if mistakes is None or not mistakes["summary"]:
             return []
-        scripts = self.results.scripts(self.kept.condition)
-        is_beaten = bool(scripts) and reward_of(scripts[-1], self.kept.condition)["mean"] > self.kept.reward["mean"]
-        losses = self.results.losses(self.kept.row, scripts[-1], self.kept.condition) if is_beaten else None
+        scripts = self.results.scripts(self.trained_model.condition)
+        is_beaten = (
+            bool(scripts)
+            and reward_of(scripts[-1], self.trained_model.condition)["mean"] > self.trained_model.reward["mean"]
+        )
+        losses = (
+            self.results.losses(self.trained_model.row, scripts[-1], self.trained_model.condition)
+            if is_beaten
+            else None
+        )
         if losses is not None:
             # The best reward of any rollout may be that of an easy example.
             size = (
@@ -196,7 +215,7 @@ class TrainAnswers(NamedTuple):
 
     def _length(self) -> list[Part]:
         """Compare the lengths of the last two models' replies; sampling shows more than greedy decoding."""
-        condition = self.kept.condition
+        condition = self.trained_model.condition
         models = [row for row in [self._base, *self._trained] if row is not None and condition in row.conditions]
         # A model before training does not know when to end a reply, so only a single trained model is compared with it.
         rows = (models if len(self._trained) == 1 else [row for row in models if row.name != "base"])[-2:]
@@ -215,7 +234,7 @@ class TrainAnswers(NamedTuple):
         described: list[str] = []
         for row, length, tokens in zip(rows, lengths, per_reply, strict=True):
             words = f"{one_decimal(tokens)} tokens per reply"
-            if any(other.turns != 1 for other in lengths):
+            if any(row_lengths.turns != 1 for row_lengths in lengths):
                 words += f", {one_decimal(length.tokens)} in {one_decimal(length.turns)} turns per rollout"
             share = "" if length.truncated is None else f", {percent(length.truncated)}% truncated"
             described.append(f"{phase(row)} {words}{share}")
@@ -251,12 +270,12 @@ class TrainAnswers(NamedTuple):
 
     def _kept_stage(self) -> JsonMapping | None:
         """Return the stage that made the kept model."""
-        folder = _stage_folder(self.kept.row)
+        folder = _stage_folder(self.trained_model.row)
         return next((stage for stage in self.stages if stage["name"] == folder), None)
 
     def _kept_weights(self) -> list[Part]:
         stage = self._kept_stage()
-        path = model_folder(self.results.folder, self.kept.row)
+        path = model_folder(self.results.folder, self.trained_model.row)
         if stage is None:
             return ["Folder: ", {"command": path}]
         return [f"{stage['title']}, {stage['kept_step']}: {stage['why_kept']}. Folder: ", {"command": path}]
@@ -277,7 +296,7 @@ class TrainAnswers(NamedTuple):
         """Propose what to do next, with the reason of each proposal."""
         if not self.results.folder.is_complete:
             return ["The run is not complete. Unless it is still running, the command above continues it."]
-        commands = continue_commands(self.results.folder, self.kept.row)
+        commands = continue_commands(self.results.folder, self.trained_model.row)
         parts: list[Part] = []
         if self.diagnoses:
             parts.append("First follow the advice of the diagnosis. ")
@@ -302,7 +321,7 @@ class TrainAnswers(NamedTuple):
             return ["No RL yet, which may raise the reward: ", {"command": rl}] if rl else []
         if stage["stopped_early"]:
             return [f"RL ended early ({stage['ended']}): look at what it still gets wrong before more training."]
-        best = best_reward(self.results, self.kept.condition)
+        best = best_reward(self.results, self.trained_model.condition)
         best_held_out = stage["best_reward"]
         if best is not None and best_held_out is not None and abs(best - best_held_out) <= SAME_REWARD:
             return [

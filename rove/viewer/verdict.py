@@ -11,10 +11,11 @@ from rove.core.plain import JsonMapping
 from rove.runs.metrics import HELD_OUT_REWARD, SECONDS
 from rove.statistics.format import duration, number, percent, signed
 from rove.statistics.intervals import Z
+from rove.statistics.trend import MIN_TREND_STEPS, change_between, ends
 from rove.utils.units import counted
 
 MAX_WINDOW = 10
-"""Maximum number of steps that are averaged at each end of a run, and for the remaining time."""
+"""Maximum number of steps that are averaged for the best part of a curve, and for the remaining time."""
 MAX_SECONDS, MAX_STEPS = 1e9, 1 << 53
 """Seconds per step, and number of planned steps, from which the remaining time counts as unknown."""
 MAX_LOSS_SINCE_BEST = 0.2
@@ -64,12 +65,6 @@ def _curve(rows: Rows, name: str) -> list[tuple[object, float]]:
     return points
 
 
-def _ends(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
-    """Return equally many values from the first and from the last steps, each at most half of all values."""
-    size = max(1, min(MAX_WINDOW, len(values) // 2))
-    return values[:size], values[-size:]
-
-
 def _main(rows: Rows, weights: Mapping[str, float]) -> list[str]:
     if reward := _curve(rows, "reward/mean"):
         return [*_change("reward", reward, 1), *_contributions(rows, weights)]
@@ -82,33 +77,38 @@ def _change(name: str, curve: Sequence[tuple[object, float]], better: int) -> li
     values = [value for _, value in curve]
     if len(values) < 2:
         return [f"One step finished: {name} {number(values[0])}."]
-    first, last = _ends(values)
+    first, last = ends(values)
     start, end = fmean(first), fmean(last)
-    change = end - start
     span = f"from {number(start)} to {number(end)} (means of the first and last {counted(len(first), 'step')})"
     if len(first) < 3:
         return [f"Too few steps to tell noise from progress: the {name} went {span}."]
-    standard_errors = [stdev(part) / math.sqrt(len(part)) for part in (first, last)]
-    half = Z * math.hypot(*standard_errors)
-    limits = f"{signed(change)} [{number(change - half)}, {number(change + half)}]"
-    if abs(change) <= half or abs(change) < 1e-12:
+    change = change_between(first, last)
+    limits = f"{signed(change.mean)} [{number(change.low)}, {number(change.high)}]"
+    if change.low <= 0.0 <= change.high:
         text = f"no measurable change of the {name}: {span}, {limits}"
-        if name == "reward":
+        if name == "reward" and len(values) >= MIN_TREND_STEPS:
             return [str(Finding("flat_reward", text))]
         return [f"{text[0].upper()}{text[1:]}."]
-    verb = "rose" if change > 0 else "fell"
-    sentences = [f"The {name} {verb} {span}, {limits}."]
+    verb = "rose" if change.mean > 0 else "fell"
+    return [f"The {name} {verb} {span}, {limits}.", *_fall_since_best(curve, better)]
+
+
+def _fall_since_best(curve: Sequence[tuple[object, float]], better: int) -> list[str]:
+    """Return a finding if the last steps are worse than the best steps in a row; `better` is −1 if lower is better."""
+    values = [value for _, value in curve]
+    size = min(MAX_WINDOW, len(values) // 2)
+    last = values[-size:]
     # A mean over as many steps as at the end: the best single step is often only a lucky one.
-    windows = [values[i : i + len(last)] for i in range(len(values) - len(last) + 1)]
+    windows = [values[i : i + size] for i in range(len(values) - size + 1)]
     best = max(range(len(windows)), key=lambda i: better * fmean(windows[i]))
-    lost = better * (fmean(windows[best]) - end)
+    lost = better * (fmean(windows[best]) - fmean(last))
     # Both windows may share steps; the difference of their means then varies less than this.
-    noise = Z * math.hypot(standard_errors[1], stdev(windows[best]) / math.sqrt(len(last)))
-    if lost > max(noise, MAX_LOSS_SINCE_BEST * (max(values) - min(values))):
-        steps = f"steps {curve[best][0]} to {curve[best + len(last) - 1][0]}"
-        text = f"the best mean of {len(last)} values in a row was {number(fmean(windows[best]))}, in {steps}"
-        sentences.append(str(Finding("worse_since_best", text)))
-    return sentences
+    noise = Z * math.hypot(stdev(last), stdev(windows[best])) / math.sqrt(size)
+    if lost <= max(noise, MAX_LOSS_SINCE_BEST * (max(values) - min(values))):
+        return []
+    steps = f"steps {curve[best][0]} to {curve[best + size - 1][0]}"
+    text = f"the best mean of {size} values in a row was {number(fmean(windows[best]))}, in {steps}"
+    return [str(Finding("worse_since_best", text))]
 
 
 def _contributions(rows: Rows, weights: Mapping[str, float]) -> list[str]:
@@ -117,7 +117,7 @@ def _contributions(rows: Rows, weights: Mapping[str, float]) -> list[str]:
     for name, weight in weights.items():
         values = [value for _, value in _curve(rows, f"reward/{name}")]
         if weight and len(values) > 1:
-            first, last = _ends(values)
+            first, last = ends(values)
             parts[name] = weight * (fmean(last) - fmean(first))
     total = sum(abs(part) for part in parts.values())
     if len(parts) < 2 or total < 1e-9:
@@ -170,5 +170,5 @@ def _policy(rows: Rows) -> list[str]:
     entropy = [value for _, value in _curve(rows, "entropy/all/mean")]
     if len(entropy) < 2:
         return []
-    first, last = map(fmean, _ends(entropy))
+    first, last = map(fmean, ends(entropy))
     return [f"Entropy went from {number(first)} to {number(last)} nats per token."]

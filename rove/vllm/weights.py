@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rove.models.load import LoadedModel
+from rove.models.older_releases import save_tokenizer
 from rove.utils.systems import rename
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def write_served(loaded: LoadedModel, folder: Path, merged: bool = True) -> None
     model = loaded.model
     weights = merged_weights(model) if merged else base_weights(model)
     model.save_pretrained(folder, state_dict=weights)
-    loaded.save_tokenizer(folder)
+    save_tokenizer(loaded.tokenizer, folder, loaded.small_files)
     config = msgspec.json.decode((folder / "config.json").read_bytes())
     is_tied = config.get("tie_word_embeddings", model.config.get_text_config().tie_word_embeddings)
     if config["model_type"] == "lfm2":

@@ -34,6 +34,8 @@ from rove.workers.worker import (
     CallHandler,
     Worker,
     describe_exit,
+    exit_text,
+    last_lines,
 )
 
 CAN_FORK = hasattr(os, "fork") and hasattr(socket, "send_fds")
@@ -327,11 +329,12 @@ class _ForkServer:
     def wait_until_loaded(self, timeout_s: float) -> object:
         """Return the result of `setup`."""
         if not self._load_finished.wait(timeout_s):
-            raise WorkerError(f"{self.name} did not load within {timeout_s:g} s (start_seconds){self._last_lines()}")
+            output = last_lines(self.recent_output)
+            raise WorkerError(f"{self.name} did not load within {timeout_s:g} s (start_seconds){output}")
         if self._load_result is None:
             _wait_for(lambda: self.process.poll() is not None)
             status = describe_exit(self.process.poll())
-            raise WorkerError(f"{self.name} did not load: its process {status}{self._last_lines()}")
+            raise WorkerError(f"{self.name} did not load: its process {status}{last_lines(self.recent_output)}")
         if "load_error" in self._load_result:
             raise RemoteError(**self._load_result["load_error"])
         return self._load_result["setup_result"]
@@ -352,9 +355,7 @@ class _ForkServer:
         deadline = time.monotonic() + EXIT_STATUS_TIMEOUT_S
         while number not in self._statuses and not self.is_closed and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-        status = self._statuses.get(number)
-        exit_text = "" if status is None else f" ({describe_exit(status)})"
-        return exit_text + self._last_lines()
+        return exit_text(self._statuses.get(number), self.recent_output)
 
     def close(self) -> None:
         """End the process and every worker."""
@@ -364,10 +365,6 @@ class _ForkServer:
     def leave_to_parent(self) -> None:
         """Forget the process without ending it: the parent of this process, which was forked from it, still uses it."""
         self._finalize.detach()
-
-    def _last_lines(self) -> str:
-        lines = "\n".join(f"  {line}" for line in self.recent_output)
-        return f"; its last lines:\n{lines}" if lines else ""
 
     def _listen(self, control: socket.socket, output: IO[bytes]) -> None:
         """Read messages and output until the process ends. Output is read before the messages that followed it."""

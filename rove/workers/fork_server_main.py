@@ -195,9 +195,20 @@ def send_frame(connection: socket.socket, body: bytes) -> None:
 
 def read_frame(connection: socket.socket) -> Any:
     """Return the next message; None if the connection is closed."""
-    head = _read(connection, LENGTH.size)
-    body = _read(connection, LENGTH.unpack(head)[0]) if head else None
+    head = read_bytes(connection, LENGTH.size)
+    body = read_bytes(connection, LENGTH.unpack(head)[0]) if head else None
     return json.loads(body) if body else None
+
+
+def read_bytes(connection: socket.socket, count: int) -> bytes | None:
+    """Return this many bytes; None if the connection is closed earlier."""
+    data = bytearray()
+    while len(data) < count:
+        chunk = connection.recv(min(count - len(data), 1 << 20))
+        if not chunk:
+            return None
+        data += chunk
+    return bytes(data)
 
 
 def error_to_dict(error: BaseException) -> dict[str, str]:
@@ -300,16 +311,6 @@ def _convert_numpy(value: object) -> object:
     if to_list is not None:
         return to_list()
     raise TypeError(f"a {type(value).__name__} cannot be sent as JSON")
-
-
-def _read(connection: socket.socket, count: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < count:
-        chunk = connection.recv(min(count - len(data), 1 << 20))
-        if not chunk:
-            return None
-        data += chunk
-    return bytes(data)
 
 
 if __name__ == "__main__":

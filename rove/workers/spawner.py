@@ -21,7 +21,15 @@ from typing import IO
 
 from rove.core.errors import RemoteError, WorkerError
 from rove.core.plain import JsonObject, JsonValue
-from rove.workers.worker import EXIT_STATUS_TIMEOUT_S, LENGTH, MAX_LINE_CHARS, MAX_OUTPUT_LINES, describe_exit
+from rove.workers.fork_server_main import read_bytes, read_frame, send_frame
+from rove.workers.worker import (
+    EXIT_STATUS_TIMEOUT_S,
+    MAX_LINE_CHARS,
+    MAX_OUTPUT_LINES,
+    describe_exit,
+    exit_text,
+    last_lines,
+)
 
 POLL_S = 0.05
 
@@ -80,9 +88,7 @@ class Spawner:
         deadline = time.monotonic() + EXIT_STATUS_TIMEOUT_S
         while process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-        status = process.poll()
-        exit_text = "" if status is None else f" ({describe_exit(status)})"
-        return exit_text + self._last_lines()
+        return exit_text(process.poll(), self.recent_output)
 
     def leave_to_parent(self) -> None:
         """Forget the workers without ending them: the parent of this process, which was forked from it, still uses them."""
@@ -148,7 +154,7 @@ class Spawner:
                 continue
             connection.settimeout(max(deadline - time.monotonic(), POLL_S))
             try:
-                received = _receive(connection, len(token)) or b""
+                received = read_bytes(connection, len(token)) or b""
                 if secrets.compare_digest(received, token.encode()):
                     return connection
             except OSError:
@@ -159,19 +165,17 @@ class Spawner:
     def _load(self, connection: socket.socket, process: subprocess.Popen[bytes], deadline: float) -> JsonValue:
         """Send the settings and return the result of `setup`."""
         try:
-            body = json.dumps(self._settings).encode()
-            connection.sendall(LENGTH.pack(len(body)) + body)
+            send_frame(connection, json.dumps(self._settings).encode())
             connection.settimeout(max(deadline - time.monotonic(), POLL_S))
-            head = _receive(connection, LENGTH.size)
-            reply = _receive(connection, LENGTH.unpack(head)[0]) if head else None
+            result = read_frame(connection)
         except TimeoutError:
-            text = f"{self.name} did not load within {self._start_seconds:g} s (start_seconds){self._last_lines()}"
+            output = last_lines(self.recent_output)
+            text = f"{self.name} did not load within {self._start_seconds:g} s (start_seconds){output}"
             raise WorkerError(text) from None
         except OSError:
-            reply = None
-        if reply is None:
+            result = None
+        if result is None:
             raise self._did_not_load(process)
-        result = json.loads(reply)
         if "load_error" in result:
             raise RemoteError(**result["load_error"])
         connection.settimeout(None)
@@ -184,11 +188,8 @@ class Spawner:
             status = None
         if self._reader is not None:
             self._reader.join(EXIT_STATUS_TIMEOUT_S)  # the last lines may arrive after the status
-        return WorkerError(f"{self.name} did not load: its process {describe_exit(status)}{self._last_lines()}")
-
-    def _last_lines(self) -> str:
-        lines = "\n".join(f"  {line}" for line in self.recent_output)
-        return f"; its last lines:\n{lines}" if lines else ""
+        output = last_lines(self.recent_output)
+        return WorkerError(f"{self.name} did not load: its process {describe_exit(status)}{output}")
 
 
 def _end_all(processes: list[subprocess.Popen[bytes]]) -> None:
@@ -205,14 +206,3 @@ def _read_output(output: IO[bytes], lines: deque[str]) -> None:
             text = line.decode(errors="replace").strip()
             if text:
                 lines.append(text)
-
-
-def _receive(connection: socket.socket, count: int) -> bytes | None:
-    """Return this many bytes; None if the connection is closed earlier."""
-    data = b""
-    while len(data) < count:
-        chunk = connection.recv(count - len(data))
-        if not chunk:
-            return None
-        data += chunk
-    return data

@@ -6,16 +6,15 @@ import asyncio
 import json
 import signal
 import socket
-import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
 
 from rove.core.errors import Error, RemoteError, WorkerError, as_json
 from rove.core.plain import UNREADABLE, JsonObject, JsonValue
+from rove.workers.fork_server_main import LENGTH
 
-LENGTH = struct.Struct("<I")
 EXIT_STATUS_TIMEOUT_S = 2.0
 """Maximum seconds to wait for the exit status of a worker whose connection is closed."""
 MAX_OUTPUT_LINES, MAX_LINE_CHARS = 20, 400
@@ -195,6 +194,18 @@ def describe_exit(status: int | None) -> str:
     if status < 0:
         return f"was ended by {signal.Signals(-status).name}"
     return f"ended with exit code {status}"
+
+
+def exit_text(status: int | None, recent_output: Iterable[str]) -> str:
+    """Return how a process ended, if its exit status is known, and the last lines that it printed, for an error message."""
+    status_text = "" if status is None else f" ({describe_exit(status)})"
+    return status_text + last_lines(recent_output)
+
+
+def last_lines(recent_output: Iterable[str]) -> str:
+    """Return the last lines that a process printed, for an error message."""
+    lines = "\n".join(f"  {line}" for line in recent_output)
+    return f"; its last lines:\n{lines}" if lines else ""
 
 
 def _quote(name: str, args: JsonObject) -> str:

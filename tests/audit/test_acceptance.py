@@ -6,7 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from commands import Rove, environment, in_this_process
+from commands import Rove, in_process_rove, write_environment
 
 from rove.audit.acceptance import Acceptance, accept_findings, read_baseline_file
 from rove.audit.findings import Report
@@ -105,8 +105,8 @@ def load_environment():
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    environment(tmp_path / "environments", "sums", ANY_REPLY)
-    rove: Rove = in_this_process(tmp_path, monkeypatch, capsys)
+    write_environment(tmp_path / "environments", "sums", ANY_REPLY)
+    rove: Rove = in_process_rove(tmp_path, monkeypatch, capsys)
     entries = [f'[[accept]]\ncheck = "{check}"\nreason = "{REASON}"\n' for check in ("hedging", "side-effects")]
     Path("baseline.toml").write_text("\n".join(entries))
     options = ("audit", "sums", "--only", "hedging", "--only", "side-effects", "-n", "20", "--baseline")

@@ -22,7 +22,7 @@ from tests.audit.test_checks import findings, prepared
 
 
 class Refunds(vf.StatefulToolEnv):
-    """A shop that verifies a customer, and then refunds an order; `defect` says what it does not check."""
+    """A shop that verifies a customer, and then refunds an order; `defect` names the missing check."""
 
     def __init__(
         self,
@@ -159,10 +159,10 @@ async def test_each_argument_has_its_changes() -> None:
         return "done" if state["trajectory"] else vf.tool_call("book", **calls[state["info"]["number"]])
 
     def is_booked(completion: Any, info: Any) -> float:
-        made = [call for message in completion for call in message.get("tool_calls") or []]
-        given = [json.loads(call["function"]["arguments"]) for call in made]
+        tool_calls = [call for message in completion for call in message.get("tool_calls") or []]
+        arguments = [json.loads(call["function"]["arguments"]) for call in tool_calls]
         exact = {name: value for name, value in calls[info["number"]].items() if name != "e"}
-        return float(bool(given) and all(given[0].get(name) == value for name, value in exact.items()))
+        return float(bool(arguments) and all(arguments[0].get(name) == value for name, value in exact.items()))
 
     rows = [{"question": f"Book {list(calls[n].values())}.", "info": {"number": n}} for n in range(30)]
     env = Booking(dataset=rows, rubric=vf.Rubric([is_booked]), policies={"agent": policy}, tools=[])
@@ -238,8 +238,8 @@ def guesser(messages: Any, state: Any, rng: Any) -> Any:
 
 @pytest.mark.parametrize(("counts", "is_found"), [("only", False), ("any", True)])
 async def test_calls_with_the_values_of_all_other_rows(counts: str, is_found: bool) -> None:
-    found = await findings(check_many_calls, Bookings(counts))
-    assert [finding.severity for finding in found] == [Severity.HIGH] * is_found
+    reported = await findings(check_many_calls, Bookings(counts))
+    assert [finding.severity for finding in reported] == [Severity.HIGH] * is_found
 
 
 @pytest.mark.parametrize(
@@ -250,8 +250,8 @@ async def test_a_result_of_a_wrong_call_that_names_the_right_value(
     counts: str, names_day: bool, num_days: int, is_found: bool
 ) -> None:
     """Of two values, the one that is not wrong is right, whatever the result says."""
-    found = await findings(check_values_of_results, Bookings(counts, names_day, num_days))
-    assert [finding.id for finding in found] == ["answer-leak"] * is_found
+    reported = await findings(check_values_of_results, Bookings(counts, names_day, num_days))
+    assert [finding.id for finding in reported] == ["answer-leak"] * is_found
 
 
 class Inbox(vf.StatefulToolEnv):
@@ -264,13 +264,13 @@ class Inbox(vf.StatefulToolEnv):
 
     def __init__(self, counts_others: bool, wants_all: bool = False):
         def is_clean(state: Any) -> float:
-            wanted = set(state["info"]["wanted"])
-            return float(wanted == state["archived"] if counts_others else wanted <= state["archived"])
+            targets = set(state["info"]["wanted"])
+            return float(targets == state["archived"] if counts_others else targets <= state["archived"])
 
         rows: list[dict[str, Any]] = []
         for n in range(30):
-            wanted = list(range(1, 10)) if wants_all else [1 + n % 5, 6 + n % 3]
-            rows.append({"question": f"Archive what came on day {n}.", "info": {"wanted": wanted}})
+            targets = list(range(1, 10)) if wants_all else [1 + n % 5, 6 + n % 3]
+            rows.append({"question": f"Archive what came on day {n}.", "info": {"wanted": targets}})
         super().__init__(dataset=rows, rubric=vf.Rubric([is_clean]), max_turns=4)
         for tool in (self.show, self.archive):
             self.add_tool(tool, args_to_skip=["state"])
@@ -297,8 +297,8 @@ class Inbox(vf.StatefulToolEnv):
     ("counts_others", "wants_all", "is_found"), [(False, False, True), (True, False, False), (False, True, False)]
 )
 async def test_calls_with_every_item_of_a_result(counts_others: bool, wants_all: bool, is_found: bool) -> None:
-    found = await findings(check_listed_items, Inbox(counts_others, wants_all))
-    assert [(finding.id, finding.severity) for finding in found] == [("blind-game", Severity.HIGH)] * is_found
+    reported = await findings(check_listed_items, Inbox(counts_others, wants_all))
+    assert [(finding.id, finding.severity) for finding in reported] == [("blind-game", Severity.HIGH)] * is_found
 
 
 def test_items_of_a_result() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from commands import environment, in_this_process
-from made_training import made_training
+from commands import in_process_rove, write_environment
+from train_folders import write_train_folder
 
 from rove.audit.card import Card, card_markdown, make_card, read_card
 from rove.audit.findings import Report
@@ -29,7 +29,7 @@ def load_environment():
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    environment(tmp_path / "environments", "quiz", QUIZ)
+    write_environment(tmp_path / "environments", "quiz", QUIZ)
     return tmp_path / "environments"
 
 
@@ -79,7 +79,7 @@ def test_the_number_of_examples_is_that_of_the_largest_variance(folder: Path) ->
     assert make_card(report(folder)).needed_examples == 1570
 
 
-def test_what_was_not_measured_is_said(folder: Path) -> None:
+def test_unmeasured_properties_are_stated(folder: Path) -> None:
     bare = msgspec.structs.replace(report(folder), rewards={}, floor="", contacted=None, checks=["length"], rollouts=0)
     rows = rows_of(card_markdown(make_card(bare)))
     names = ("loads offline", "deterministic rewards", "floor", "ceiling", "examples to see a difference of 0.05")
@@ -94,7 +94,7 @@ def test_contacted_hosts_and_changing_rewards_are_shown(folder: Path) -> None:
 
 
 def test_learnability_comes_from_a_finished_training(folder: Path, tmp_path: Path) -> None:
-    training = made_training(tmp_path / "training")
+    training = write_train_folder(tmp_path / "training")
     (training.path / RECIPE).write_text('env = "environments/quiz"\n[model]\nsize = "tiny"\n')
     card = make_card(report(folder), tmp_path / "training")
     assert [(model.stage, model.condition) for model in card.models] == [
@@ -109,7 +109,7 @@ def test_learnability_comes_from_a_finished_training(folder: Path, tmp_path: Pat
 
 
 def test_a_training_of_another_environment_or_an_unfinished_one_is_an_error(folder: Path, tmp_path: Path) -> None:
-    made_training(tmp_path / "training")
+    write_train_folder(tmp_path / "training")
     with pytest.raises(ConfigError, match="a training in the environment 'quiz'; expected one in 'sums'"):
         make_card(msgspec.structs.replace(report(folder), env="sums"), tmp_path / "training")
     (tmp_path / "training" / COMPLETE).unlink()
@@ -127,8 +127,8 @@ def test_a_file_that_is_no_card(content: bytes) -> None:
 def test_the_command(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rove = in_this_process(tmp_path, monkeypatch, capsys)
-    made_training(tmp_path / "training")
+    rove = in_process_rove(tmp_path, monkeypatch, capsys)
+    write_train_folder(tmp_path / "training")
     options = ("audit", "quiz", "--only", "data-overlap", "-n", "10", "--trained", "training")
     assert rove(*options, "--card", "card.md", "--card", "card.json").status == 0
     card = read_card(Path("card.json").read_bytes())

@@ -494,7 +494,7 @@ async def test_search() -> None:
 class Door(vf.MultiTurnEnv):
     """A game in which the right number opens a door; with `pays_knocks`, so does every answer 1, 2 or 3."""
 
-    def __init__(self, pays_knocks: bool = False, tells: bool = False):
+    def __init__(self, pays_knocks: bool = False, reveals_answer: bool = False):
         def opened(state: Any) -> float:
             return min(1.0, float(state["open"]) + 0.34 * pays_knocks * state["knocks"])
 
@@ -504,7 +504,7 @@ class Door(vf.MultiTurnEnv):
         }
         doors = [{"question": "Which of 1, 2, 3?", "answer": str(100 + index)} for index in range(60)]
         super().__init__(dataset=doors, rubric=vf.Rubric([opened]), policies=policies, max_turns=3)
-        self.tells = tells
+        self.reveals_answer = reveals_answer
 
     async def setup_state(self, state: Any, **kwargs: Any) -> Any:
         state["open"], state["knocks"] = False, 0
@@ -512,7 +512,7 @@ class Door(vf.MultiTurnEnv):
     async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
         state["open"] = parsed([messages[-1]]) == state["answer"]
         state["knocks"] += parsed([messages[-1]]) in ("1", "2", "3")
-        return f"Wrong. Not {state['answer']}?" if self.tells else "Wrong."
+        return f"Wrong. Not {state['answer']}?" if self.reveals_answer else "Wrong."
 
 
 @pytest.mark.parametrize("is_found", first_quick([True, False]))
@@ -583,7 +583,7 @@ def test_answers_in_messages(text: str, answer: str, is_shown: bool) -> None:
 
 @pytest.mark.parametrize("is_found", [False, True])
 async def test_messages_that_give_the_answer_away(is_found: bool) -> None:
-    reported_findings = await findings(check_message_leaks, Door(tells=is_found))
+    reported_findings = await findings(check_message_leaks, Door(reveals_answer=is_found))
     assert [finding.id for finding in reported_findings] == ["answer-leak"] * is_found
 
 

@@ -1,4 +1,4 @@
-"""What became of the findings of an older version, and what a fix costs honest policies."""
+"""Comparison of findings with those of an older version, and the cost of a fix for honest policies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from commands import Rove, environment, in_this_process
+from commands import Rove, in_process_rove, write_environment
 
 from rove.audit.comparison import Comparison, compare, markdown_comparison, read_report
 from rove.audit.findings import CHECKS, Report
@@ -16,7 +16,7 @@ from rove.core.errors import ConfigError
 from rove.core.findings import Finding, Severity
 from tests.audit.test_auditor import HONEST, SUMS
 
-OWN = {"right answer": (1.0, 1.0, 1.0), "policy good": (0.8, 0.7, 0.9), "empty": (0.5, 0.4, 0.6)}
+REWARDS = {"right answer": (1.0, 1.0, 1.0), "policy good": (0.8, 0.7, 0.9), "empty": (0.5, 0.4, 0.6)}
 
 
 def found(check: str, severity: Severity = Severity.HIGH, rate: float = 0.5) -> Finding:
@@ -25,7 +25,7 @@ def found(check: str, severity: Severity = Severity.HIGH, rate: float = 0.5) -> 
 
 def report(*findings: Finding, skipped: dict[str, str] | None = None, without: str = "") -> Report:
     checks = [name for name in CHECKS if name != without]
-    return Report(env="sums", findings=list(findings), checks=checks, skipped=skipped or {}, rewards=OWN)
+    return Report(env="sums", findings=list(findings), checks=checks, skipped=skipped or {}, rewards=REWARDS)
 
 
 def statuses(comparison: Comparison) -> list[tuple[str, str]]:
@@ -102,9 +102,9 @@ def test_a_file_that_is_no_report(content: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    environment(tmp_path / "v1", "sums", SUMS.replace("GRADE", "return float(answer in text)"))
-    environment(tmp_path / "v2", "sums", SUMS.replace("GRADE", HONEST))
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    write_environment(tmp_path / "v1", "sums", SUMS.replace("GRADE", "return float(answer in text)"))
+    write_environment(tmp_path / "v2", "sums", SUMS.replace("GRADE", HONEST))
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 def test_stored_reports_are_compared_by_the_command(rove: Rove) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dataset_rows import numbered, row
+from dataset_rows import dataset_row, numbered_rows
 from tiers import each_row
 
 from rove.audit.data_checks import (
@@ -23,8 +23,8 @@ from rove.core.findings import Severity
 
 def questions(wrong_rows: int, template: str = "Write the symbol of element{}.") -> list[dict[str, Any]]:
     """Return two questions about each of 30 elements; some answers of the second ones are those of the next element."""
-    first = [row(f"What is the symbol of element{n}?", f"E{n}") for n in range(30)]
-    second = [row(template.format(n), f"E{n + 1 if n < wrong_rows else n}") for n in range(30)]
+    first = [dataset_row(f"What is the symbol of element{n}?", f"E{n}") for n in range(30)]
+    second = [dataset_row(template.format(n), f"E{n + 1 if n < wrong_rows else n}") for n in range(30)]
     return [*first, *second]
 
 
@@ -35,7 +35,7 @@ def questions(wrong_rows: int, template: str = "Write the symbol of element{}.")
         (questions(2), [Severity.MEDIUM]),
         (questions(6), [Severity.HIGH]),
         (questions(30, "What is the number of element{}?"), []),  # another property: all pairs differ
-        (numbered(0, 100), []),
+        (numbered_rows(0, 100), []),
     ],
 )
 def test_rows_that_contradict_each_other(rows: Any, severities: list[Severity]) -> None:
@@ -45,8 +45,8 @@ def test_rows_that_contradict_each_other(rows: Any, severities: list[Severity]) 
 def readings(number: int, written: str = "{:.2f}") -> dict[str, Any]:
     """Return a row whose answer has the sorted numbers of its prompt, written in this way."""
     numbers = [30.11 + number, 25.37 + number, 41.59 + number]
-    shown = ", ".join(f"{value:.2f}" for value in numbers)
-    return row(f"Sort {shown}", ", ".join(written.format(value) for value in sorted(numbers)))
+    prompt_numbers = ", ".join(f"{value:.2f}" for value in numbers)
+    return dataset_row(f"Sort {prompt_numbers}", ", ".join(written.format(value) for value in sorted(numbers)))
 
 
 @pytest.mark.parametrize(
@@ -54,21 +54,26 @@ def readings(number: int, written: str = "{:.2f}") -> dict[str, Any]:
     [
         (list(map(readings, range(60))), []),
         # The second number is copied from the prompt, the others are rounded.
-        ([*map(readings, range(40)), *[row("20.11, 25.37, 31.59", "20.1, 25.37, 31.59")] * 20], [Severity.HIGH]),
-        ([row(f"Add {n} to 31 and 57", f"{n + 31} {n + 57}") for n in range(60)], []),
-        ([row(f"Sort 1,{n + 100} and 2,345", f"1{n + 100}, 2345") for n in range(60)], []),
+        (
+            [*map(readings, range(40)), *[dataset_row("20.11, 25.37, 31.59", "20.1, 25.37, 31.59")] * 20],
+            [Severity.HIGH],
+        ),
+        ([dataset_row(f"Add {n} to 31 and 57", f"{n + 31} {n + 57}") for n in range(60)], []),
+        ([dataset_row(f"Sort 1,{n + 100} and 2,345", f"1{n + 100}, 2345") for n in range(60)], []),
         (
             [
-                row(f"Add {n + 25} and 50 (and 3)" if n % 2 else f"{n + 25} and 50", f"{n + 25} + 50 = {n + 75}")
+                dataset_row(
+                    f"Add {n + 25} and 50 (and 3)" if n % 2 else f"{n + 25} and 50", f"{n + 25} + 50 = {n + 75}"
+                )
                 for n in range(60)
             ],
             [],
         ),
-        ([row(f"Day {n}, {n + 30} guests", f"2024-03-{n % 28 + 1:02d}") for n in range(60)], []),
+        ([dataset_row(f"Day {n}, {n + 30} guests", f"2024-03-{n % 28 + 1:02d}") for n in range(60)], []),
         # "2016.5.28" is a date, and 2016 is no rounded 2016.5.
         (
             [
-                row(
+                dataset_row(
                     f"{2000 + n}.{n % 9 + 1}.28" if n % 3 else f"28/{n % 9 + 1}/{2000 + n}",
                     f"{2000 + n}-0{n % 9 + 1}-28",
                 )
@@ -83,7 +88,7 @@ def test_answers_with_numbers_that_their_prompt_lacks(rows: Any, severities: lis
 
 
 def test_tuples_that_become_lists_are_of_low_severity() -> None:
-    rows = [row("x", changed=("info: tuples become lists",))]
+    rows = [dataset_row("x", changed=("info: tuples become lists",))]
     [finding] = check_round_trip(rows)
     assert finding.severity is Severity.LOW
     [finding] = check_round_trip(rows, is_anything_paid=False)  # a grader that compares tuples with lists
@@ -93,39 +98,39 @@ def test_tuples_that_become_lists_are_of_low_severity() -> None:
 @pytest.mark.parametrize(
     ("other_rows", "is_found"),
     [
-        (numbered(1, 100), True),
-        ([*numbered(1, 99), *numbered(0, 1)], True),  # the rows cover everything
-        (numbered(500, 100), False),
-        (numbered(0, 100), False),
-        (numbered(0, 100)[::-1], False),
+        (numbered_rows(1, 100), True),
+        ([*numbered_rows(1, 99), *numbered_rows(0, 1)], True),  # the rows cover everything
+        (numbered_rows(500, 100), False),
+        (numbered_rows(0, 100), False),
+        (numbered_rows(0, 100)[::-1], False),
     ],
 )
 def test_seed_shift(other_rows: Any, is_found: bool) -> None:
-    assert len(list(check_seed_shift(numbered(0, 100), other_rows))) == is_found
+    assert len(list(check_seed_shift(numbered_rows(0, 100), other_rows))) == is_found
 
 
 def test_seed_shift_of_rows_that_have_their_number_or_equal_prompts() -> None:
     def with_number(first: int) -> list[dict[str, Any]]:
-        return [{**numbered_row, "digest": str(n)} for n, numbered_row in enumerate(numbered(first, 100))]
+        return [{**numbered_row, "digest": str(n)} for n, numbered_row in enumerate(numbered_rows(first, 100))]
 
     assert len(list(check_seed_shift(with_number(0), with_number(1)))) == 1
     assert list(check_seed_shift(with_number(0), with_number(500))) == []
-    games = [row("The same start.", digest=str(n)) for n in range(101)]
+    games = [dataset_row("The same start.", digest=str(n)) for n in range(101)]
     assert len(list(check_seed_shift(games[:100], games[1:]))) == 1
 
 
 def test_rows_of_other_processes() -> None:
-    rows = numbered(0, 20)
+    rows = numbered_rows(0, 20)
     assert list(check_same_rows(rows, rows)) == []
-    assert ["1 of 20 rows differ" in finding.text for finding in check_same_rows(rows, [row("other"), *rows[1:]])] == [
-        True
-    ]
+    assert [
+        "1 of 20 rows differ" in finding.text for finding in check_same_rows(rows, [dataset_row("other"), *rows[1:]])
+    ] == [True]
     assert ["0 instead of 20 rows" in finding.text for finding in check_same_rows(rows, [])] == [True]
 
 
 def test_round_trip() -> None:
-    assert list(check_round_trip(numbered(0, 5))) == []
-    (finding,) = check_round_trip([*numbered(0, 5), row("x", changed=("info",))])
+    assert list(check_round_trip(numbered_rows(0, 5))) == []
+    (finding,) = check_round_trip([*numbered_rows(0, 5), dataset_row("x", changed=("info",))])
     assert finding.text == "1 of 6 rows change in a JSON round trip (info)"
 
 
@@ -150,7 +155,7 @@ def test_round_trip() -> None:
     ],
 )
 def test_leaks(template: str, answer: str, shown_text: str, is_found: bool) -> None:
-    rows = numbered(100, 40, template, answer)
+    rows = numbered_rows(100, 40, template, answer)
     assert [leak.severity for leak in check_leaks(rows, shown_text)] == [Severity.HIGH] * is_found
 
 
@@ -172,5 +177,5 @@ def load_environment():
 def test_options_in_the_system_prompt_are_no_leak() -> None:
     queues = ["billing", "returns", "delivery", "repairs", "accounts", "complaints"]
     shown_text = f"The queues are: {', '.join(queues)}"
-    tickets = [row(f"ticket {number}", queues[number % len(queues)]) for number in range(60)]
+    tickets = [dataset_row(f"ticket {number}", queues[number % len(queues)]) for number in range(60)]
     assert list(check_leaks(tickets, shown_text)) == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from commands import environment
+from commands import write_environment
 
 import rove as vf
 from rove.audit.answer_checks import check_hedging, check_monotonicity
@@ -69,7 +69,7 @@ def equal_letters(reply: str, answer: str) -> float:
     return sum(letter == right_letter for letter, right_letter in pairs) / max(len(reply), len(answer), 1)
 
 
-def with_one_error(reply: str, answer: str) -> bool:
+def grade_with_one_error(reply: str, answer: str) -> bool:
     """Accept an answer with an error in one letter."""
     num_equal = sum(letter == right_letter for letter, right_letter in zip(reply, answer, strict=False))
     return len(reply) == len(answer) and num_equal >= len(answer) - 1
@@ -79,7 +79,7 @@ def with_one_error(reply: str, answer: str) -> bool:
     ("grade", "severities"),
     [
         (equal_letters, []),
-        (with_one_error, [Severity.HIGH]),
+        (grade_with_one_error, [Severity.HIGH]),
         (lambda reply, answer: answer in reply, [Severity.LOW]),  # the right answer twice is a right answer
         (lambda reply, answer: sorted(reply) == sorted(answer), [Severity.HIGH]),
     ],
@@ -136,7 +136,7 @@ def load_environment():
     ("paid", "is_found"), [("reply == state['answer']", False), ("reply == state['answer'] or len(messages) > 6", True)]
 )
 async def test_a_game_that_the_right_answer_ends_in_one_turn(paid: str, is_found: bool, tmp_path: Path) -> None:
-    environment(tmp_path, "guessing", GUESSING.replace("PAID", paid))
+    write_environment(tmp_path, "guessing", GUESSING.replace("PAID", paid))
     report = await audit("guessing", str(tmp_path), options=AuditOptions(num_examples=6, only=("blind-game",)))
     assert report.skipped == {}
     assert [finding.id for finding in report.findings] == ["blind-game"] * is_found
@@ -171,15 +171,15 @@ async def test_a_time_limit_is_a_finding_only_if_it_is_exceeded_again(type_: str
     assert [finding.severity for finding in reported] == [Severity.HIGH] * is_lasting
 
 
-def of_kilometers(reply: str, answer: str) -> bool:
+def grade_kilometers(reply: str, answer: str) -> bool:
     return reply.strip() in (answer, answer.split()[0])
 
 
-def with_any_letter(reply: str, answer: str) -> bool:
+def grade_first_letter(reply: str, answer: str) -> bool:
     return reply[:1] == answer[:1]
 
 
-def of_label(reply: str, answer: str) -> bool:
+def grade_label(reply: str, answer: str) -> bool:
     match = re.fullmatch(r"\(?([A-D])(?:[).:].*)?", reply)
     return match is not None and match[1] == answer[0]
 
@@ -187,10 +187,10 @@ def of_label(reply: str, answer: str) -> bool:
 @pytest.mark.parametrize(
     ("answers", "grade", "severities"),
     [
-        ([f"{n} km" for n in range(150, 180)], of_kilometers, []),
+        ([f"{n} km" for n in range(150, 180)], grade_kilometers, []),
         ([f"{n} km" for n in range(150, 180)], lambda reply, answer: reply[:1] == answer[:1], [Severity.HIGH]),
-        ([f"{'ABCD'[n % 4]}) {word}" for n, word in enumerate(WORDS * 2)], of_label, []),
-        (WORDS * 2, with_any_letter, [Severity.HIGH]),
+        ([f"{'ABCD'[n % 4]}) {word}" for n, word in enumerate(WORDS * 2)], grade_label, []),
+        (WORDS * 2, grade_first_letter, [Severity.HIGH]),
     ],
 )
 async def test_the_number_or_the_label_of_an_answer_is_no_wrong_variant(
@@ -220,16 +220,18 @@ def test_questions_with_frequent_answers_do_not_contradict_each_other() -> None:
     def row(question: str, answer: str) -> dict[str, Any]:
         return {"text": question, "answer": answer, "digest": question, "changed": []}
 
-    def about(number: int, is_wrong: bool, is_same: bool) -> list[dict[str, Any]]:
+    def rows_with_frequent_answers(number: int, is_wrong: bool, is_same: bool) -> list[dict[str, Any]]:
         answer = "no" if number % 7 == 0 else "yes"
         other_answer = answer if is_same else "no" if number % 7 == 1 else "yes"
         if is_wrong:
             other_answer = "yes" if other_answer == "no" else "no"
         return [row(f"Is person{number} tall?", answer), row(f"Does person{number} sing?", other_answer)]
 
-    sound = [row for number in range(70) for row in about(number, False, is_same=False)]
+    sound = [row for number in range(70) for row in rows_with_frequent_answers(number, False, is_same=False)]
     assert list(check_contradictions(sound)) == []
-    defective = [row for number in range(70) for row in about(number, number in (3, 30, 60), is_same=True)]
+    defective = [
+        row for number in range(70) for row in rows_with_frequent_answers(number, number in (3, 30, 60), is_same=True)
+    ]
     [finding] = check_contradictions(defective)
     assert "3 of 70 pairs" in finding.text
 

@@ -1,4 +1,4 @@
-"""The learner: what counts as doing the task, and what it finds in a whole audit."""
+"""The learner: which replies count as doing the task, and its findings in a complete audit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def exact(completion: Any, answer: str) -> float:
     return float(completion[-1].content == answer)
 
 
-def near(completion: Any, answer: str) -> float:
+def first_digit(completion: Any, answer: str) -> float:
     """Pay any reply with the first digit of the answer."""
     return float(str(completion[-1].content).startswith(answer[0]))
 
@@ -84,11 +84,11 @@ async def test_measures_tell_right_answers_from_guesses() -> None:
 
 
 async def test_a_measure_that_a_good_policy_fails_does_not_count() -> None:
-    def in_words(messages: Any, state: Any, rng: Any) -> str:
+    def answer_in_words(messages: Any, state: Any, rng: Any) -> str:
         return f"{state['answer']} of 100"  # right, but not the row's answer alone
 
     subject, base = await known(
-        toy(lambda completion, answer: float(answer in str(completion[-1].content)), {"good": in_words})
+        toy(lambda completion, answer: float(answer in str(completion[-1].content)), {"good": answer_in_words})
     )
     assert "replies that give the row's answer" not in [measure.name for measure in measures(subject, base)]
 
@@ -103,7 +103,7 @@ async def test_the_exploration_writes_right_answers_guesses_and_words_of_the_pro
 
 
 async def test_a_reward_that_rises_without_its_measure_is_a_finding() -> None:
-    subject, base = await known(toy(near))
+    subject, base = await known(toy(first_digit))
     untrained = await subject.measure("before", base.guess)
     hack = await subject.measure("after", lambda messages, state, rng: f"{state['answer'][0]}x")
     records = {1: untrained.scored, 2: hack.scored, 3: hack.scored}

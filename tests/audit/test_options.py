@@ -1,4 +1,4 @@
-"""Questions with options: which options a prompt lists, and whether the right one can be told by its looks."""
+"""Questions with options: which options a prompt lists, and whether the form of the right one gives it away."""
 
 from __future__ import annotations
 

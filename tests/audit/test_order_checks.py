@@ -171,12 +171,12 @@ class Ledger(vf.ToolEnv):
         shown: The tool's result, with "N" for the total with separators.
     """
 
-    def __init__(self, shown: str, rule: str):
+    def __init__(self, result_format: str, rule: str):
         totals = {f"C{n}": 1000 + 61 * n for n in range(30)}
 
         def look(client: str) -> str:
             """Show what a client owes."""
-            return shown.replace("N", f"{totals[client]:,}")
+            return result_format.replace("N", f"{totals[client]:,}")
 
         def correct(completion: Any, answer: str) -> float:
             return float(text(completion) == answer)
@@ -193,7 +193,7 @@ def clerk(messages: Any, state: Any, rng: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("shown", "rule", "is_found"),
+    ("result_format", "rule", "is_found"),
     [
         ("owes $N", "Look.", True),
         ("N EUR", "Look.", True),
@@ -203,8 +203,8 @@ def clerk(messages: Any, state: Any, rng: Any) -> Any:
         ("owes $N", "Look. Write digits only.", False),
     ],
 )
-async def test_right_answers_in_the_form_of_results(shown: str, rule: str, is_found: bool) -> None:
-    reported = await findings(check_refused_forms, Ledger(shown, rule))
+async def test_right_answers_in_the_form_of_results(result_format: str, rule: str, is_found: bool) -> None:
+    reported = await findings(check_refused_forms, Ledger(result_format, rule))
     assert [finding.severity for finding in reported] == [Severity.HIGH] * is_found
 
 
@@ -264,13 +264,13 @@ async def test_wrong_variants_count_where_other_answers_are_accepted_too() -> No
 
 
 async def test_a_reward_that_depends_on_the_row_only() -> None:
-    def of_row(completion: Any, answer: str) -> float:
+    def reward_by_row(completion: Any, answer: str) -> float:
         return int(answer) / 1000
 
-    def of_some_rows(completion: Any, answer: str) -> float:
+    def reward_in_some_rows(completion: Any, answer: str) -> float:
         return float(answer[-1] in "123" or exact(completion, answer))
 
-    for grade, severity in ((of_row, Severity.HIGH), (of_some_rows, Severity.MEDIUM)):
+    for grade, severity in ((reward_by_row, Severity.HIGH), (reward_in_some_rows, Severity.MEDIUM)):
         env = sums(grade)
         reported = await findings(_after_blind_replies, env)
         assert severity in [finding.severity for finding in reported if "row" in finding.text]

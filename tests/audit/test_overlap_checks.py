@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from dataset_rows import numbered, row
+from dataset_rows import dataset_row, numbered_rows
 from tiers import each_row
 
 from rove.audit.overlap_checks import check_overlap
@@ -15,7 +15,7 @@ from rove.core.findings import Severity
 
 def games(first: int, count: int) -> list[dict[str, Any]]:
     """Return rows that differ only in a column that the prompt does not show."""
-    return [row("The same start.", digest=str(n)) for n in range(first, first + count)]
+    return [dataset_row("The same start.", digest=str(n)) for n in range(first, first + count)]
 
 
 LONG = (
@@ -25,46 +25,58 @@ LONG = (
 
 
 def stories(first: int, count: int, town: int = 0) -> list[dict[str, Any]]:
-    return [row(LONG.format(n, n * 7 % 101, town + n * 13 % 97, n * 31 % 89)) for n in range(first, first + count)]
+    return [
+        dataset_row(LONG.format(n, n * 7 % 101, town + n * 13 % 97, n * 31 % 89)) for n in range(first, first + count)
+    ]
 
 
 def choice(number: int, right: str, options: str = "red green blue teal") -> dict[str, Any]:
     """Return a question with the options in this order."""
     listed = [f"{letter}. {option}" for letter, option in zip("ABCD", options.split())]
     text = "\n".join([f"Which color has thing {number}?", *listed])
-    return row(text, "ABCD"[options.split().index(right)])
+    return dataset_row(text, "ABCD"[options.split().index(right)])
 
 
 CHOICES = [choice(number, ("red", "blue")[number % 2]) for number in range(50)]
 REORDERED = [choice(number, ("red", "blue")[number % 2], "teal blue red green") for number in range(50)]
-OTHER_RIGHT = [choice(number, "green", "teal blue red green") for number in range(50)]
-PERMUTATIONS = [row(f"Sort 1 {n} 3 {900 - n} 5", f"1 3 5 {n} {900 - n}") for n in range(10, 110)]
-KNITTED = [row(f"{n} rows of {3 * n} cm, edge {n % 7}", str(n * 9)) for n in range(100, 200)]
-REWORDED = [row(f"The edge is {n % 7}, and {3 * n} cm have {n} rows", str(n * 9)) for n in range(100, 200)]
-REVERSED = [row(f"Sort 5 {900 - n} 3 {n} 1", f"1 3 5 {n} {900 - n}") for n in range(10, 110)]
+OTHER_RIGHT_OPTION = [choice(number, "green", "teal blue red green") for number in range(50)]
+PERMUTATIONS = [dataset_row(f"Sort 1 {n} 3 {900 - n} 5", f"1 3 5 {n} {900 - n}") for n in range(10, 110)]
+KNITTING_PROBLEMS = [dataset_row(f"{n} rows of {3 * n} cm, edge {n % 7}", str(n * 9)) for n in range(100, 200)]
+REWORDED_PROBLEMS = [
+    dataset_row(f"The edge is {n % 7}, and {3 * n} cm have {n} rows", str(n * 9)) for n in range(100, 200)
+]
+REVERSED = [dataset_row(f"Sort 5 {900 - n} 3 {n} 1", f"1 3 5 {n} {900 - n}") for n in range(10, 110)]
 
 
 @each_row(
     ("train", "evaluation", "severities"),
     [
-        (numbered(0, 100), numbered(100, 100), []),
-        (numbered(0, 100), numbered(50, 100), [Severity.HIGH]),
-        (numbered(0, 100), numbered(95, 100), [Severity.MEDIUM]),
-        (numbered(0, 100), [], []),
-        (numbered(0, 100), numbered(0, 100), [Severity.HIGH]),
+        (numbered_rows(0, 100), numbered_rows(100, 100), []),
+        (numbered_rows(0, 100), numbered_rows(50, 100), [Severity.HIGH]),
+        (numbered_rows(0, 100), numbered_rows(95, 100), [Severity.MEDIUM]),
+        (numbered_rows(0, 100), [], []),
+        (numbered_rows(0, 100), numbered_rows(0, 100), [Severity.HIGH]),
         (games(0, 50), games(50, 50), []),
         (games(0, 50), games(30, 50), [Severity.HIGH]),
-        ([row("The same start.")] * 50, [row("The same start.")] * 50, []),  # rows do not differ at all
-        (numbered(0, 100), numbered(0, 100, answer="other{}"), []),  # questions about a text that is not in the prompt
+        ([dataset_row("The same start.")] * 50, [dataset_row("The same start.")] * 50, []),  # rows do not differ at all
+        (
+            numbered_rows(0, 100),
+            numbered_rows(0, 100, answer="other{}"),
+            [],
+        ),  # questions about a text that is not in the prompt
         (CHOICES, REORDERED, [Severity.HIGH]),  # the same questions with their options in another order
-        (CHOICES, OTHER_RIGHT, []),  # another answer: the questions ask about something else
+        (CHOICES, OTHER_RIGHT_OPTION, []),  # another answer: the questions ask about something else
         (PERMUTATIONS, REVERSED, []),  # the same numbers in another order are another problem
-        (KNITTED, REWORDED, [Severity.HIGH]),
+        (KNITTING_PROBLEMS, REWORDED_PROBLEMS, [Severity.HIGH]),
         # Rows that resemble each other by chance are no copies.
-        ([*KNITTED, *REWORDED], [row(f"{3 * n} cm, {n} rows, edge: {n % 7}", str(n * 9)) for n in range(100, 200)], []),
-        (games(0, 50), [row("The same start.", digest=f"other {n}") for n in range(50)], []),
+        (
+            [*KNITTING_PROBLEMS, *REWORDED_PROBLEMS],
+            [dataset_row(f"{3 * n} cm, {n} rows, edge: {n % 7}", str(n * 9)) for n in range(100, 200)],
+            [],
+        ),
+        (games(0, 50), [dataset_row("The same start.", digest=f"other {n}") for n in range(50)], []),
         (stories(0, 100), stories(200, 100), []),
-        (stories(0, 100), [row(story["text"] + " or so") for story in stories(0, 100)], [Severity.MEDIUM]),
+        (stories(0, 100), [dataset_row(story["text"] + " or so") for story in stories(0, 100)], [Severity.MEDIUM]),
     ],
 )
 def test_overlap(train: Any, evaluation: Any, severities: list[Severity]) -> None:
@@ -72,15 +84,17 @@ def test_overlap(train: Any, evaluation: Any, severities: list[Severity]) -> Non
 
 
 def test_a_single_dataset_is_reported_as_info() -> None:
-    [finding] = check_overlap(numbered(0, 100), numbered(0, 100), has_both=False)
+    [finding] = check_overlap(numbered_rows(0, 100), numbered_rows(0, 100), has_both=False)
     assert (finding.severity, "one dataset" in finding.text) == (Severity.INFO, True)
 
 
 @pytest.mark.parametrize("is_template", [True, False])
 def test_rows_from_one_template_are_named(is_template: bool) -> None:
-    plain, varied = stories(0, 100), [row(story["text"] + " or so") for story in stories(0, 100)]
+    plain, varied = stories(0, 100), [dataset_row(story["text"] + " or so") for story in stories(0, 100)]
     train = [*plain, *varied] if is_template else [*plain, *stories(200, 100)]
-    [finding] = check_overlap(train, [row(train_row["text"] + " at noon") for train_row in plain], has_both=True)
+    [finding] = check_overlap(
+        train, [dataset_row(train_row["text"] + " at noon") for train_row in plain], has_both=True
+    )
     assert ("come from one template" in finding.text) == is_template
     assert finding.severity is (Severity.LOW if is_template else Severity.MEDIUM)
 
@@ -94,7 +108,7 @@ def test_problems_in_two_wordings_before_the_split(most: int, severity: Severity
         numbers = 100 + rng.randint(0, most), 200 + rng.randint(0, most // 3), 300
         for words in ("{} buys {}, {} and {} nails.", "For {}, there are {} nails, then {}, then {}."):
             name = "".join(rng.choices("abcdefgh", k=8))
-            rows.append(row(words.format(name, *numbers), str(sum(numbers))))
+            rows.append(dataset_row(words.format(name, *numbers), str(sum(numbers))))
     rng.shuffle(rows)
     [finding] = check_overlap(rows[:200], rows[200:], has_both=True)
     assert finding.severity is severity
@@ -106,7 +120,7 @@ def capital(country: int, variant: int) -> dict[str, Any]:
     options = options[variant:] + options[:variant]
     lines = [f"{letter}) {option}" for letter, option in zip("ABCD", options, strict=True)]
     text = "\n".join([f"What is the capital of country {country}?", *lines])
-    return row(text, "ABCD"[options.index(f"City{country}")])
+    return dataset_row(text, "ABCD"[options.index(f"City{country}")])
 
 
 def test_questions_that_return_with_other_options() -> None:

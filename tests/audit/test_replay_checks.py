@@ -77,7 +77,7 @@ class Drive(vf.MultiTurnEnv):
         direction = self.parser.parse_answer(messages)
         state["steps"] += direction == "forward"
         state["place"] = max(0, min(9, state["place"] + (direction == "forward") - (direction == "back")))
-        return " ".join("car" if place == state["place"] else "road" for place in range(12))
+        return " ".join("car" if position == state["place"] else "road" for position in range(12))
 
 
 @pytest.mark.parametrize("is_found", [True, False])
@@ -181,7 +181,7 @@ class Chest(vf.MultiTurnEnv):
             state["chest"] = [*state["chest"], treasure]
             state["puts"] += 1
         elif verb == "take":
-            state["chest"] = [other for other in state["chest"] if other != treasure]
+            state["chest"] = [item for item in state["chest"] if item != treasure]
         if len(state["chest"]) == 3:
             state["final_env_response"] = "all"
         return "ok"
@@ -354,8 +354,8 @@ class Chart(vf.MultiTurnEnv):
 
 @pytest.mark.parametrize(("same_chart", "pays_all"), [(True, False), (False, False), (False, True)])
 async def test_rows_that_are_the_same_game(same_chart: bool, pays_all: bool) -> None:
-    found = await findings(check_equal_rows, Chart(same_chart, pays_all))
-    assert [finding.severity for finding in found] == [Severity.MEDIUM] * same_chart
+    reported = await findings(check_equal_rows, Chart(same_chart, pays_all))
+    assert [finding.severity for finding in reported] == [Severity.MEDIUM] * same_chart
 
 
 def test_moves_like_the_example() -> None:
@@ -392,14 +392,16 @@ async def test_evaluation_rows_that_are_training_rows_in_other_words(is_found: b
 
 
 def test_the_most_similar_text_shares_the_rarest_words() -> None:
-    others = {1: "the red house", 2: "the blue house", 3: "the green car"} | dict.fromkeys(range(4, 30), "the road")
-    assert most_similar(["a blue car house", "no word of them"], others) == [2, 1]
+    texts_by_row = {1: "the red house", 2: "the blue house", 3: "the green car"} | dict.fromkeys(
+        range(4, 30), "the road"
+    )
+    assert most_similar(["a blue car house", "no word of them"], texts_by_row) == [2, 1]
 
 
 class Patient(vf.MultiTurnEnv):
     """A patient who answers questions about all fields of a record, or about all but the diagnosis."""
 
-    def __init__(self, tells: bool):
+    def __init__(self, reveals_diagnosis: bool):
         def right(completion: Any, answer: str) -> float:
             return float(f"Diagnosis: {answer}" in completion[-1]["content"])
 
@@ -413,20 +415,20 @@ class Patient(vf.MultiTurnEnv):
             rubric=vf.Rubric([right]),
             max_turns=6,
         )
-        self.tells = tells
+        self.reveals_diagnosis = reveals_diagnosis
 
     async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
         text = messages[-1]["content"]
         if "Diagnosis:" in text:
             state["final_env_response"] = "Thank you."
         words = re.findall(r"\w+", text.lower())
-        told = [value for name, value in state["info"]["record"].items() if self.tells and name in words]
-        return " ".join(told) or "I do not know."
+        values = [value for name, value in state["info"]["record"].items() if self.reveals_diagnosis and name in words]
+        return " ".join(values) or "I do not know."
 
 
 @pytest.mark.parametrize("is_found", [True, False])
 async def test_a_field_that_no_prompt_mentions_and_a_question_reveals(is_found: bool) -> None:
-    reported_findings = await findings(check_message_leaks, Patient(tells=is_found))
+    reported_findings = await findings(check_message_leaks, Patient(reveals_diagnosis=is_found))
     assert [(finding.id, "'illness'" in finding.text) for finding in reported_findings] == [
         ("answer-leak", True)
     ] * is_found

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from commands import environment
+from commands import write_environment
 from tiers import first_quick
 
 import rove as vf
@@ -111,12 +111,12 @@ async def test_a_goal_that_two_blind_moves_meet(is_same: bool) -> None:
 async def test_moves_of_a_random_policy_on_other_rows_show_nothing(is_random: bool) -> None:
     """The only policy earns as much with moves of other rows, since it looks at no row, or since rows do not matter."""
 
-    def player(messages: Any, state: Any, rng: Any) -> str:
+    def policy(messages: Any, state: Any, rng: Any) -> str:
         return rng.choice(MOVES) if is_random else "push"
 
     env = Box([["push", "push"]] * 15 + [["push", "pull"]] * 15)
     env.rubric = vf.Rubric([lambda state: float(any(move in state["moves"] for move in ("push", "pull")))])
-    env.policies = {"player": player}
+    env.policies = {"player": policy}
     reported = await findings(check_moves_of_other_rows, env)
     assert [finding.severity for finding in reported] == [Severity.HIGH] * (not is_random)
 
@@ -163,7 +163,7 @@ async def test_a_long_reply_whose_reward_differs_in_another_process() -> None:
     assert [finding.id for finding in await findings(check_determinism, opened({}), opened)] == ["determinism"]
 
 
-OF_PROCESS = """
+PROCESS_DEPENDENT_ENV = """
 import locale, time
 import rove as vf
 
@@ -195,7 +195,7 @@ async def test_a_reward_that_depends_on_the_process(
     value: str, is_found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
-    environment(tmp_path, "process", OF_PROCESS.replace("VALUE", value))
+    write_environment(tmp_path, "process", PROCESS_DEPENDENT_ENV.replace("VALUE", value))
     report = await audit("process", str(tmp_path), options=AuditOptions(num_examples=5, only=("determinism",)))
     assert [finding.id for finding in report.findings] == ["determinism"] * is_found
 
@@ -268,7 +268,7 @@ async def test_a_rollout_that_failed_once_on_a_busy_machine_is_no_finding() -> N
 
 
 @pytest.mark.parametrize(
-    ("answer", "kept", "kind"),
+    ("answer", "pattern", "kind"),
     [
         ("{number}.5", r"\d", "without the point"),
         ("{number}.5", r"[\d.]", ""),
@@ -276,13 +276,13 @@ async def test_a_rollout_that_failed_once_on_a_busy_machine_is_no_finding() -> N
         ("room {number}", "[a-z0-9 ]", ""),
     ],
 )
-async def test_a_grader_that_normalizes_too_much(answer: str, kept: str, kind: str) -> None:
+async def test_a_grader_that_normalizes_too_much(answer: str, pattern: str, kind: str) -> None:
     rows = [{"question": f"Where is {number}?", "answer": answer.format(number=number)} for number in range(100, 130)]
 
     def correct(completion: Any, answer: str) -> float:
         reply = text(completion).lstrip("-") if "." in answer else text(completion)
         sign_is_right = reply == text(completion)
-        return float(sign_is_right and re.findall(kept, reply.lower()) == re.findall(kept, answer))
+        return float(sign_is_right and re.findall(pattern, reply.lower()) == re.findall(pattern, answer))
 
     reported = await findings(check_monotonicity, vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct])))
     assert [kind in finding.text for finding in reported if finding.severity is Severity.HIGH] == [True] * bool(kind)

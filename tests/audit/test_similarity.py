@@ -1,4 +1,4 @@
-"""What wrong answers have in common with right ones."""
+"""Similarity of wrong answers to right ones."""
 
 from __future__ import annotations
 

@@ -344,8 +344,8 @@ async def test_an_error_that_states_the_right_amount_without_policies_and_answer
     ],
 )
 def test_values_of_a_prompt_that_look_like_an_example(description: str, prompt: str, values: list[str]) -> None:
-    found = values_like_example(description, prompt)
-    assert found[: len(values)] == values and len(found) - len(values) <= (description.endswith("`user_12`"))
+    extracted = values_like_example(description, prompt)
+    assert extracted[: len(values)] == values and len(extracted) - len(values) <= (description.endswith("`user_12`"))
 
 
 @pytest.mark.parametrize(

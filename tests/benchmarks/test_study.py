@@ -22,18 +22,18 @@ def changed(**options: Any) -> Environment:
     return load_environment("tictactoe_variant", BENCHMARKS, **options)
 
 
-async def games(env: Environment, player: str = "optimal") -> list[RolloutRecord]:
-    return await env.generate(ScriptedClient(env.policies[player], player), num_examples=40, rollouts_per_example=1)
+async def games(env: Environment, policy: str = "optimal") -> list[RolloutRecord]:
+    return await env.generate(ScriptedClient(env.policies[policy], policy), num_examples=40, rollouts_per_example=1)
 
 
-def talks(records: list[RolloutRecord]) -> list[Any]:
+def conversations(records: list[RolloutRecord]) -> list[Any]:
     return [(record.prompt, record.completion) for record in records]
 
 
 @pytest.mark.parametrize("options", first_quick([PERFECT, RANDOM, {}]))
-async def test_unchanged_it_is_tic_tac_toe(options: dict[str, Any]) -> None:
+async def test_without_changes_the_game_is_tic_tac_toe(options: dict[str, Any]) -> None:
     plain, same = await games(load_environment("tictactoe", **options)), await games(changed(**options))
-    assert talks(plain) == talks(same)
+    assert conversations(plain) == conversations(same)
     assert [r.scores for r in plain] == [r.scores for r in same]
 
 
@@ -54,4 +54,4 @@ async def test_an_opponent_with_habits_plays_few_games() -> None:
 
 async def test_an_opponent_with_habits_is_as_random_as_ever() -> None:
     plain, same = await games(changed(**RANDOM)), await games(changed(first_best=True, **RANDOM))
-    assert talks(plain) == talks(same)
+    assert conversations(plain) == conversations(same)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import environment
+from commands import write_environment
 from tiers import each_row, first_quick
 
 from rove.check.checker import Report, check, unset_keys
@@ -291,7 +291,7 @@ def test_probe_policies_follow_the_prompts_format() -> None:
 
 
 def test_packages_are_found_in_folders_files_archives_and_by_name(tmp_path: Path) -> None:
-    environment(tmp_path, "folder", env())
+    write_environment(tmp_path, "folder", env())
     (tmp_path / "single.py").write_text(env())
     (tmp_path / "helper.py").write_text("x = 1\n")
     (tmp_path / "project").mkdir()
@@ -492,10 +492,10 @@ def test_projects_are_built_and_installed(tmp_path: Path, monkeypatch: pytest.Mo
         '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n[tool.hatch.build]\nonly-include'
     )
     for name, needs in {"fine": "verifiers>=0.1.5", "newer": "verifiers>=0.4", "gone": "of-nobody==9"}.items():
-        environment(tmp_path, name, env())
+        write_environment(tmp_path, name, env())
         project = f'[project]\nname = "{name}"\nversion = "1.0"\ndependencies = ["{needs}"]\n{build_settings} = ["{name}.py"]\n'
         (tmp_path / name / "pyproject.toml").write_text(project)
-    environment(tmp_path, "torn", env())
+    write_environment(tmp_path, "torn", env())
     (tmp_path / "torn" / "pyproject.toml").write_text("[project\n")
     verdicts = {package.name: check(package, limited=QUICK_LIMITS).verdict for package in packages_in(str(tmp_path))}
     assert verdicts["fine"] == "runs unchanged"

@@ -1,4 +1,4 @@
-"""What findings advise exists: options of commands, and settings."""
+"""The options and settings that findings recommend exist."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ def advice() -> dict[str, str]:
 def commands() -> dict[str, click.Command]:
     """Return all commands by their names, such as "rove hub publish"."""
     context = click.Context(cli, info_name="rove")
-    found: dict[str, click.Command] = {}
+    commands_by_path: dict[str, click.Command] = {}
     waiting = {f"rove {name}": cli.get_command(context, name) for name in cli.list_commands(context)}
     while waiting:
         path, command = waiting.popitem()
         assert command is not None
-        found[path] = command
+        commands_by_path[path] = command
         if isinstance(command, click.Group):
             waiting |= {f"{path} {name}": child for name, child in command.commands.items()}
-    return found
+    return commands_by_path
 
 
 def setting_names(struct: type[msgspec.Struct]) -> set[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
-from commands import Rove, in_this_process
+from commands import Rove, in_process_rove
 
 from rove.cli.hub import key as key_command
 from rove.hub.package.archives import verify
@@ -19,7 +19,7 @@ from rove.hub.package.signing import load_key, public_key
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.broad

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from commands import Rove, environment, in_this_process
+from commands import Rove, in_process_rove, write_environment
 
 from rove.check.package_files import Package
 from rove.cli.check import _next
@@ -17,12 +17,12 @@ from tests.docs.test_docs import blocks, commands
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.broad
 def test_a_folder_with_a_working_and_a_broken_package(rove: Rove, tmp_path: Path) -> None:
-    environment(tmp_path / "packages", "fine", env())
+    write_environment(tmp_path / "packages", "fine", env())
     (tmp_path / "packages" / "broken.py").write_text(env("import pandas_of_nobody"))
     done = rove("check", "packages", "-n", "1", "-o", "matrix.md", "-o", "matrix.json", "--json")
     assert done.status == 1, done.err
@@ -72,7 +72,7 @@ def test_invalid_arguments_are_refused_before_any_check(rove: Rove, words: list[
 def test_commands_of_the_compat_page_work(rove: Rove, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # pip reads 0 as: without build isolation
     wheel(tmp_path, "my_env", env(), "verifiers>=0.1.5")
-    environment(tmp_path / "packages", "old", env())
+    write_environment(tmp_path / "packages", "old", env())
     [block] = [block for block in blocks("docs/compat.md", "bash") if "rove check" in block]
     for command in commands(block):
         done = rove(*command[1:])

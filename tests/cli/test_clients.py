@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from toys import Quiz, right
+from toy_envs import Quiz, oracle
 
 from rove.clients.openai import OpenAIClient
 from rove.clients.replicas import Replicas
@@ -24,14 +24,14 @@ max_concurrent = 7
 
 
 @pytest.fixture(autouse=True)
-def a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def separate_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "QWEN_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
 
 
 def env() -> Quiz:
-    return Quiz(policies={"teacher": right})
+    return Quiz(policies={"teacher": oracle})
 
 
 def test_endpoint_names_precede_folders_but_not_scripted_policies():

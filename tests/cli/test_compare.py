@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import Rove, in_this_process
+from commands import Rove, in_process_rove
 
 from rove.core.messages import as_messages, text_of
 from rove.core.records import ErrorInfo, RolloutRecord, Scores
@@ -16,7 +16,7 @@ from tests.runs.test_serialization import make_record
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 def record(example: int, reward: float, index: int = 0, **fields) -> RolloutRecord:
@@ -232,7 +232,7 @@ def scored(keys: range, **fields) -> list[RolloutRecord]:
     return [record(key, key / 100, **fields) for key in keys]
 
 
-def test_runs_of_different_environments_are_refused_unless_told(rove: Rove):
+def test_runs_of_different_environments_are_refused_unless_allowed(rove: Rove):
     write_run("a", scored(range(9)), env="quiz#1.0#abc")
     write_run("b", scored(range(9)), env="nim#1.0#abc")
     done = rove("compare", "a", "b")

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from commands import Rove, contents, in_this_process
+from commands import Rove, in_process_rove, snapshot_files
 from huggingface_hub import ModelCard
-from made import made_run, record
-from processes import start
+from processes import start_torchrun
 from rich.console import Console
+from run_folders import make_record, write_run_folder
 
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
@@ -30,7 +30,7 @@ LFM2 = Path(__file__).parents[2] / "configs" / "tictactoe_lfm2.toml"
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.slow
@@ -48,10 +48,10 @@ def test_the_demo_runs_every_stage_and_a_repeat_changes_nothing(rove: Rove):
     assert "gpt-5-mini" in done.err
     folder = Path(shown_payload["folder"])
     assert {path.parent.name for path in folder.glob("*/curves.png")} == {"sft", "rl1", "rl2"}
-    first_contents = {path: content for path, (_, content) in contents(folder).items()}
+    first_contents = {path: content for path, (_, content) in snapshot_files(folder).items()}
     second_run = rove("demo", "tictactoe", "--smoke", "--json")
     assert json.loads(second_run.out) == shown_payload
-    assert {path: content for path, (_, content) in contents(folder).items()} == first_contents
+    assert {path: content for path, (_, content) in snapshot_files(folder).items()} == first_contents
     row = rove("eval", "--overwrite", "@", str(folder / "eval" / "RL-2-against-optimal" / "config.toml"), "--json")
     assert json.loads(row.out)["functions"] == shown_payload["rows"][4]["conditions"]["against optimal"]["functions"]
 
@@ -192,8 +192,8 @@ def test_answers_of_failed_rollouts_are_excluded(tmp_path: Path) -> None:
     demo = Pipeline(msgspec.structs.replace(complete, answers=2), SilentReporter(), SINGLE_PROCESS)
     demo.rows = [ResultRow("base", "models/some", {}), ResultRow("+ RL", "models/new", {})]
     for index, row in enumerate(demo.rows):
-        answered = record(1, completion=[{"role": "assistant", "content": f"answer of {row.name}"}])
-        made_run(demo.eval_folder(row.name, ""), [record(0, win=None if index else 1.0), answered])
+        answered = make_record(1, completion=[{"role": "assistant", "content": f"answer of {row.name}"}])
+        write_run_folder(demo.eval_folder(row.name, ""), [make_record(0, win=None if index else 1.0), answered])
     console = Console(width=100, record=True, file=StringIO())
     console.print(demo.answers_table())
     text = console.export_text()
@@ -209,7 +209,7 @@ def test_the_recipe_of_the_published_baseline_runs_in_one_and_in_two_processes(r
         assert f"    {starts}rove demo tictactoe --recipe configs/tictactoe_lfm2.toml -m LFM2-2.6B\n" in documented
     one_process = json.loads(rove(*words, "--run-dir", "one").out)
     command = Path(sys.executable).with_name("rove")
-    launched = start(2, "--no-python", str(command), *words, "--run-dir", str(tmp_path / "two"))
+    launched = start_torchrun(2, "--no-python", str(command), *words, "--run-dir", str(tmp_path / "two"))
     assert launched.returncode == 0, launched.stderr
     assert launched.stderr.count("training in 2 processes") == 3
     two_processes = json.loads(launched.stdout)
@@ -221,7 +221,7 @@ def test_the_recipe_of_the_published_baseline_runs_in_one_and_in_two_processes(r
         final = tmp_path / "two" / stage / "final"
         assert (final / "adapter_model.safetensors").exists()
         card: Any = ModelCard.load(final / "README.md")
-        [conditions] = [shown["conditions"] for shown in two_processes["rows"] if shown["name"] == row]
+        [conditions] = [result_row["conditions"] for result_row in two_processes["rows"] if result_row["name"] == row]
         rewards = [summary["reward"]["mean"] for summary in conditions.values()]
         assert [result.metric_value for result in card.data.eval_results if result.metric_type == "reward"] == rewards
         assert card.data.library_name == "peft"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from commands import Rove, in_this_process
-from toys import says
+from commands import Rove, in_process_rove
+from toy_envs import scripted_client
 
 from rove.server import base_url_of, listening, make_app
 from rove.stages.models import ModelConfig, run_model_new
@@ -20,7 +20,7 @@ from rove.stages.recipe import load_recipe
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def url() -> Iterator[str]:
     ready, stop, urls = threading.Event(), threading.Event(), []
 
     async def main() -> None:
-        async with listening(make_app(says("OK."), "tiny", api_key="sk-something")) as runner:
+        async with listening(make_app(scripted_client("OK."), "tiny", api_key="sk-something")) as runner:
             urls.append(base_url_of(runner))
             ready.set()
             await asyncio.to_thread(stop.wait)

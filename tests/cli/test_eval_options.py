@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from commands import environment
+from commands import write_environment
 from fault_endpoint import FaultEndpoint, last_text
 from rich.console import Console
-from setting_tables import setting_names, tables
+from setting_tables import nested_tables, setting_names
 
 from rove.core.config import convert
 from rove.core.errors import Error
@@ -83,12 +83,12 @@ def load_environment(word="say"):
 """
 
 
-class Ran(NamedTuple):
+class EvalResult(NamedTuple):
     """Results of an evaluation."""
 
     summary: dict[str, Any]
     run: Run | None
-    said: str
+    output: str
     error: str
     bodies: list[list[dict[str, Any]]]
     """Request bodies that each of the two endpoints received."""
@@ -101,29 +101,29 @@ class Ran(NamedTuple):
         return sorted(self.run.rollouts(), key=lambda r: (r.example_id, r.rollout_index))
 
 
-Seen = Callable[[Ran], Any]
+Observation = Callable[[EvalResult], Any]
 
 
-def texts(ran: Ran) -> list[Any]:
+def texts(result: EvalResult) -> list[Any]:
     """Return the messages of every rollout."""
-    return [(record.prompt, record.completion) for record in ran.records]
+    return [(record.prompt, record.completion) for record in result.records]
 
 
-def request_field(name: str) -> Seen:
+def request_field(name: str) -> Observation:
     """Return a function that reads a field of every request."""
-    return lambda ran: [body.get(name) for bodies in ran.bodies for body in bodies]
+    return lambda result: [body.get(name) for bodies in result.bodies for body in bodies]
 
 
-def request_counts(ran: Ran) -> list[int]:
-    return [len(bodies) for bodies in ran.bodies]
+def request_counts(result: EvalResult) -> list[int]:
+    return [len(bodies) for bodies in result.bodies]
 
 
-def metric(name: str) -> Seen:
-    return lambda ran: ran.summary["functions"][name]["mean"]
+def metric(name: str) -> Observation:
+    return lambda result: result.summary["functions"][name]["mean"]
 
 
-def count(ran: Ran) -> int:
-    return len(ran.records)
+def count(result: EvalResult) -> int:
+    return len(result.records)
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -131,13 +131,13 @@ class Case(msgspec.Struct, frozen=True):
 
     value: Any
     base: dict[str, Any] = {}
-    seen: Seen = texts
+    observe: Observation = texts
 
 
 REMOTE = {"model": "someone/model", "base_url": "SERVER0", "max_retries": 0}
 BROKEN = {"env": "opt_broken"}
 PRICE = {"price": {"input": 1.0, "output": 1.0}}
-ONE_BY_ONE = {"max_concurrent": 1}
+SEQUENTIAL = {"max_concurrent": 1}
 STALLED = {"isolation.enabled": True, "env_args": {"word": "stall"}, "num_examples": 1}
 
 CASES: dict[str, Case] = {
@@ -147,60 +147,60 @@ CASES: dict[str, Case] = {
     "max_concurrent": Case(1, {}, metric("playing")),
     "max_scoring": Case(1, {}, metric("scoring")),
     "limits": Case({"max_turns": 1}),
-    "price": Case({"input": 1.0, "output": 2.0}, {}, lambda ran: ran.summary.get("cost")),
-    "role_prices": Case({"other": {"input": 1.0, "output": 2.0}}, {}, lambda ran: ran.summary["model_roles"]),
-    "budget": Case(1e-9, {**PRICE, **ONE_BY_ONE}, count),
-    "max_errors": Case(1.0, {**BROKEN, **ONE_BY_ONE}, lambda ran: ran.error),
-    "fail_fast": Case(True, BROKEN, lambda ran: ran.error),
+    "price": Case({"input": 1.0, "output": 2.0}, {}, lambda result: result.summary.get("cost")),
+    "role_prices": Case({"other": {"input": 1.0, "output": 2.0}}, {}, lambda result: result.summary["model_roles"]),
+    "budget": Case(1e-9, {**PRICE, **SEQUENTIAL}, count),
+    "max_errors": Case(1.0, {**BROKEN, **SEQUENTIAL}, lambda result: result.error),
+    "fail_fast": Case(True, BROKEN, lambda result: result.error),
     "seed": Case(1, {"model": "scripted:guesses"}),
     "train": Case(True),
-    "pass_threshold": Case(0.5, {}, lambda ran: ran.summary["pass@k"]),
-    "env": Case("opt_broken", {}, lambda ran: ran.summary["failed"]),
+    "pass_threshold": Case(0.5, {}, lambda result: result.summary["pass@k"]),
+    "env": Case("opt_broken", {}, lambda result: result.summary["failed"]),
     "model": Case("scripted:guesses"),
     "env_args": Case({"word": "tell"}),
     "max_tokens": Case(7, REMOTE, request_field("max_tokens")),
     "temperature": Case(0.5, REMOTE, request_field("temperature")),
     "base_url": Case("SERVER1", REMOTE, request_counts),
     "endpoints": Case("1.toml", {"model": "alias", "endpoints": "0.toml"}, request_counts),
-    "api_key_var": Case("OTHER_KEY", REMOTE, lambda ran: ran.keys),
-    "timeout": Case(0.2, {**REMOTE, "timeout": 0.1, "env_args": {"word": "hang"}}, lambda ran: ran.said),
+    "api_key_var": Case("OTHER_KEY", REMOTE, lambda result: result.keys),
+    "timeout": Case(0.2, {**REMOTE, "timeout": 0.1, "env_args": {"word": "hang"}}, lambda result: result.output),
     "max_retries": Case(1, {**REMOTE, "env_args": {"word": "fail"}, "num_examples": 1}, request_counts),
-    "env_dir": Case("envs1", {}, lambda ran: ran.summary["failed"]),
+    "env_dir": Case("envs1", {}, lambda result: result.summary["failed"]),
     "isolation.enabled": Case(True, {}, metric("process")),
-    "isolation.python": Case("no/such/python", {}, lambda ran: ran.error),
-    "isolation.start_seconds": Case(0.001, {"isolation.enabled": True}, lambda ran: ran.error),
-    "isolation.hang_seconds": Case(0.1, STALLED, lambda ran: ran.summary["failed"]),
-    "ray.address": Case("nowhere", {}, lambda ran: ran.error),
-    "ray.actors": Case(0, {}, lambda ran: ran.error),
-    "ray.rollouts_per_actor": Case(0, {}, lambda ran: ran.error),
-    "run_dir": Case("elsewhere", {}, lambda ran: ran.run and ran.run.path.name),
-    "save": Case(False, {}, lambda ran: ran.run is None),
-    "overwrite": Case(True, {"run_dir": "begun"}, lambda ran: "already has 4 rollouts" in ran.said),
+    "isolation.python": Case("no/such/python", {}, lambda result: result.error),
+    "isolation.start_seconds": Case(0.001, {"isolation.enabled": True}, lambda result: result.error),
+    "isolation.hang_seconds": Case(0.1, STALLED, lambda result: result.summary["failed"]),
+    "ray.address": Case("nowhere", {}, lambda result: result.error),
+    "ray.actors": Case(0, {}, lambda result: result.error),
+    "ray.rollouts_per_actor": Case(0, {}, lambda result: result.error),
+    "run_dir": Case("elsewhere", {}, lambda result: result.run and result.run.path.name),
+    "save": Case(False, {}, lambda result: result.run is None),
+    "overwrite": Case(True, {"run_dir": "begun"}, lambda result: "already has 4 rollouts" in result.output),
 }
 
 LIMITS: dict[str, Case] = {
     "max_turns": Case(1),
     "max_total_tokens": Case(1),
     "max_cost": Case(1e-9, PRICE),
-    "timeout_seconds": Case(0.01, {"max_errors": 9}, lambda ran: ran.summary["errors"]),
+    "timeout_seconds": Case(0.01, {"max_errors": 9}, lambda result: result.summary["errors"]),
 }
 
 
-class Workshop:
+class EvalRunner:
     """A folder with environments and endpoint files, and two endpoints."""
 
     def __init__(self, folder: Path, servers: list[FaultEndpoint]):
         self.folder = folder
         self.servers = servers
         self._runs = 0
-        environment(folder / "envs0", "opt_quiz", ENVIRONMENT.replace("BROKEN", '"none"'))
-        environment(folder / "envs0", "opt_broken", ENVIRONMENT.replace("BROKEN", "answer"))
-        environment(folder / "envs1", "opt_quiz", ENVIRONMENT.replace("BROKEN", '"0"'))
+        write_environment(folder / "envs0", "opt_quiz", ENVIRONMENT.replace("BROKEN", '"none"'))
+        write_environment(folder / "envs0", "opt_broken", ENVIRONMENT.replace("BROKEN", "answer"))
+        write_environment(folder / "envs1", "opt_quiz", ENVIRONMENT.replace("BROKEN", '"0"'))
         for i, server in enumerate(servers):
             table = f'[[endpoint]]\nendpoint_id = "alias"\nmodel = "m"\nurl = "{server.base_url}"\nkey = "OTHER_KEY"\n'
             (folder / f"{i}.toml").write_text(table)
 
-    def run(self, settings: dict[str, Any]) -> Ran:
+    def run(self, settings: dict[str, Any]) -> EvalResult:
         """Run an evaluation, in a new run folder unless the settings name one."""
         self._runs += 1
         defaults = {"env": "opt_quiz", "model": "scripted:knows", "env_dir": "envs0", "run_dir": f"run{self._runs}"}
@@ -213,13 +213,13 @@ class Workshop:
         console = Console(file=io.StringIO(), width=300)
         summary, run, error = {}, None, ""
         try:
-            result, run = run_eval(convert(EvalConfig, tables(settings)), ConsoleReporter(console))
+            result, run = run_eval(convert(EvalConfig, nested_tables(settings)), ConsoleReporter(console))
             summary = result.to_dict()
         except Error as raised:
             error = str(raised)
         output = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
         keys = [headers["Authorization"] for server in self.servers for headers in server.headers]
-        return Ran(summary, run, output, error, [list(server.bodies) for server in self.servers], keys)
+        return EvalResult(summary, run, output, error, [list(server.bodies) for server in self.servers], keys)
 
 
 def fault(number: int, body: dict[str, Any]) -> str:
@@ -227,13 +227,13 @@ def fault(number: int, body: dict[str, Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EvalRunner]:
     with endpoint(fault) as first_endpoint, endpoint(fault) as second_endpoint, pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("options")
         patch.chdir(folder)
         patch.setenv("OPENAI_API_KEY", "sk-openai")
         patch.setenv("OTHER_KEY", "sk-other")
-        prepared = Workshop(folder, [first_endpoint, second_endpoint])
+        prepared = EvalRunner(folder, [first_endpoint, second_endpoint])
         prepared.run({"run_dir": "begun"})
         yield prepared
 
@@ -251,26 +251,31 @@ def test_every_setting_has_a_case():
     assert list(LIMITS) == list(Limits.__struct_fields__)
 
 
-def test_two_runs_with_equal_settings_are_equal(workshop: Workshop):
+def test_two_runs_with_equal_settings_are_equal(runner: EvalRunner):
     """Otherwise a difference between two runs would prove nothing."""
     for base in ({}, REMOTE):
-        first_run, second_run = workshop.run(base), workshop.run(base)
-        for measure in (texts, request_counts, count, lambda ran: (ran.error, ran.keys, ran.summary["pass@k"])):
+        first_run, second_run = runner.run(base), runner.run(base)
+        for measure in (
+            texts,
+            request_counts,
+            count,
+            lambda result: (result.error, result.keys, result.summary["pass@k"]),
+        ):
             assert measure(first_run) == measure(second_run)
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("name", CASES)
-def test_every_setting_has_an_effect(workshop: Workshop, name: str):
+def test_every_setting_has_an_effect(runner: EvalRunner, name: str):
     case = CASES[name]
-    plain, changed = workshop.run(case.base), workshop.run({**case.base, name: case.value})
+    plain, changed = runner.run(case.base), runner.run({**case.base, name: case.value})
     assert not plain.error
-    assert case.seen(changed) != case.seen(plain)
+    assert case.observe(changed) != case.observe(plain)
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_every_limit_has_an_effect(workshop: Workshop, name: str):
+def test_every_limit_has_an_effect(runner: EvalRunner, name: str):
     case = LIMITS[name]
-    plain, changed = workshop.run(case.base), workshop.run({**case.base, "limits": {name: case.value}})
+    plain, changed = runner.run(case.base), runner.run({**case.base, "limits": {name: case.value}})
     assert not plain.error
-    assert case.seen(changed) != case.seen(plain)
+    assert case.observe(changed) != case.observe(plain)

@@ -9,19 +9,19 @@ from typing import Any
 
 import datasets
 import pytest
-from commands import Rove, in_this_process
-from made import made_run, record
+from commands import Rove, in_process_rove
+from run_folders import make_record, write_run_folder
 
 import rove as vf
 from rove.runs.annotations import Change, RolloutId, annotate
 
-RECORDS = [record(0, 0, 1.0), record(0, 1, 0.0), record(1, 0, None), record(1, 1, 0.5)]
+RECORDS = [make_record(0, 0, 1.0), make_record(0, 1, 0.0), make_record(1, 0, None), make_record(1, 1, 0.5)]
 
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    made_run(tmp_path / "run", RECORDS)
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    write_run_folder(tmp_path / "run", RECORDS)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 def rows(path: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from commands import KEYS, Rove, environment, in_this_process
+from commands import KEYS, Rove, in_process_rove, write_environment
 from tiers import some_broad
 
 HOSTILE_ENV = r"""
@@ -44,8 +44,8 @@ def load_environment(seed=0):
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    environment(tmp_path / "environments", "shouting", HOSTILE_ENV)
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    write_environment(tmp_path / "environments", "shouting", HOSTILE_ENV)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 def controls(text: str) -> set[str]:
@@ -84,7 +84,7 @@ def test_no_printing_command_passes_control_characters_of_others(rove: Rove, tmp
     assert (tmp_path / "again" / "summary.json").exists()  # the evaluations before did run
 
 
-def test_what_a_model_and_a_server_wrote_is_shown_as_text(rove: Rove):
+def test_output_of_models_and_servers_is_shown_as_text(rove: Rove):
     done = rove("play", "shouting", "-m", "scripted:loud", "--seed", "1")
     escaped = r"\x1b]0;owned\x07\x1b[2J\x9b31m\x9d52;c;eA==\x9c\u202efdp.exe\u2066 [bold red]loud[/] x\x0dy"
     assert escaped in done.out.replace("\n", "")
@@ -113,7 +113,7 @@ ENCODINGS = {
 def test_no_command_fails_on_a_terminal_that_is_not_utf8(
     variables: dict[str, str], commands: tuple[str, ...], tmp_path: Path
 ):
-    environment(tmp_path / "environments", "shouting", HOSTILE_ENV)
+    write_environment(tmp_path / "environments", "shouting", HOSTILE_ENV)
     inherited = {key: value for key, value in os.environ.items() if key not in (*KEYS, "PYTHONUTF8", "LC_ALL")}
     for words in commands:
         done = subprocess.run(

@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from commands import Rove, in_its_own, in_this_process
+from commands import Rove, in_process_rove, start_rove
 from hubs import add
 
 from rove.hub.package.signing import make_key
@@ -23,7 +23,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/hub_server.md"
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
     monkeypatch.delenv("ROVE_HUB_DATA", raising=False)
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 def publish_two_versions(folder: Path) -> None:
@@ -36,7 +36,7 @@ def publish_two_versions(folder: Path) -> None:
 
 def serve_once(folder: Path, *words: str) -> tuple[str, str]:
     """Start a hub, request its index and stop it with Ctrl-C; return its output and the index."""
-    with in_its_own(folder, "hub", "serve", "--port", "0", *words) as process:
+    with start_rove(folder, "hub", "serve", "--port", "0", *words) as process:
         try:
             output, url = _address(process)
             with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/index.json") as answer:
@@ -118,7 +118,7 @@ def test_a_version_is_yanked_and_restored_and_an_environment_made_private(
 ):
     publish_two_versions(tmp_path / "hub")
     token = json.loads(rove("hub", "token", "acme", "--scope", "admin", "--json").out)["token"]
-    with in_its_own(tmp_path, "hub", "serve", "--port", "0") as process:
+    with start_rove(tmp_path, "hub", "serve", "--port", "0") as process:
         try:
             url = _address(process)[1]
             monkeypatch.setenv("ROVE_HUB", url)

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import Rove, environment, in_this_process
+from commands import Rove, in_process_rove, write_environment
 from fault_endpoint import last_text
-from hubs import V0, code, list_again, publish, tampered
+from hubs import V0_MODULE, code, publish, rewrite_indexes, tamper
 from packages import put_wheel, wheel_files, with_record
 
-from rove.cli import hub_options as hubs
+from rove.cli import hub_options as hub_options
 from rove.cli import install
 from rove.hub.client.hub import Hub, HubFile
 from rove.hub.client.installed import all_installed
@@ -29,7 +29,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_info_shows_the_manifest_and_the_needs(rove: Rove, hub: Path) -> None:
         "1.1",
     ):
         assert words in out
-    assert "network, key JUDGE_KEY" in rove("info", "alice/doubling")[1]
+    assert "network access, key JUDGE_KEY" in rove("info", "alice/doubling")[1]
     report = json.loads(rove("info", "alice/doubling", "--json")[1])
     assert (
         report["manifest"]["version"] == "1.1" and report["installed"] is None and len(report["index"]["versions"]) == 2
@@ -114,7 +114,7 @@ def test_nothing_is_installed_without_confirmation(rove: Rove, hub: Path) -> Non
 
 def test_environments_in_folders_are_listed_without_importing_them(rove: Rove) -> None:
     for folder, name in (("environments", "courier"), ("mine", "other")):
-        environment(Path(folder), name, "raise SystemExit('imported')\ndef load_environment(): ...\n")
+        write_environment(Path(folder), name, "raise SystemExit('imported')\ndef load_environment(): ...\n")
     Path("environments/helpers.py").write_text("WORDS = []\n")
     status, out, _ = rove("list")
     assert status == 0 and "in environments: courier\n" in out and "other" not in out
@@ -151,8 +151,8 @@ def test_an_environment_is_installed_evaluated_listed_and_uninstalled(rove: Rove
     assert json.loads(rove("install", "--yes", "--json")[1])[0]["version"] == "1.0"
     status, _, err = rove("install", "bob/triples", "--locked", "--yes")
     assert status == 2 and "not in rove.lock" in err
-    tampered(hub / "alice/doubling/1.0/manifest.json", b"doubling of alice", b"doubling of Alice")
-    list_again(hub)
+    tamper(hub / "alice/doubling/1.0/manifest.json", b"doubling of alice", b"doubling of Alice")
+    rewrite_indexes(hub)
     rove("uninstall", "alice/doubling", "--yes")
     status, _, err = rove("install", "--yes")
     assert status == 1 and "alice/doubling@1.0 does not match rove.lock: its manifest differs" in err
@@ -171,12 +171,12 @@ def test_into_current_writes_a_lock_and_a_declined_install_fails(
 def test_a_hub_named_only_in_a_lock_receives_no_token(rove: Rove, monkeypatch: pytest.MonkeyPatch) -> None:
     connections: list[tuple[str, str | None]] = []
 
-    class Watched(Hub):
-        def __init__(self, where: str, token: str | None = None):
-            connections.append((where, token or token_for(where)))
+    class RecordingHub(Hub):
+        def __init__(self, address: str, token: str | None = None):
+            connections.append((address, token or token_for(address)))
             super().__init__("nowhere")
 
-    monkeypatch.setattr(hubs, "Hub", Watched)
+    monkeypatch.setattr(hub_options, "Hub", RecordingHub)
     monkeypatch.delenv("ROVE_HUB", raising=False)
     monkeypatch.setenv("ROVE_HUB_TOKEN", "rove_mine")
     files = [HubFile(filename="a-1.0-py3-none-any.whl", sha256="0" * 64, size=1)]
@@ -191,7 +191,7 @@ def test_a_hub_named_only_in_a_lock_receives_no_token(rove: Rove, monkeypatch: p
 def test_a_wheel_written_for_verifiers_v0_is_installed_and_evaluated(rove: Rove, tmp_path: Path) -> None:
     folder = tmp_path / "made"
     folder.mkdir()
-    files = wheel_files("old-sums", "0.3", {"old_sums.py": V0.encode()}, "Requires-Dist: verifiers>=0.1.5\n")
+    files = wheel_files("old-sums", "0.3", {"old_sums.py": V0_MODULE.encode()}, "Requires-Dist: verifiers>=0.1.5\n")
     wheel = put_wheel(folder, with_record(files), "old_sums-0.3-py3-none-any.whl")
     status, out, err = rove("install", str(wheel), "--yes")
     assert status == 0, err

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from commands import Rove, environment, in_this_process, lines
+from commands import Rove, in_process_rove, rollout_lines, write_environment
 from fault_endpoint import FaultEndpoint, last_text
 from tiers import first_quick
 
@@ -33,7 +33,7 @@ SMALL = ("tictactoe", "-m", "scripted:teacher", "-n", "5", "-r", "2")
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 @contextmanager
@@ -172,18 +172,18 @@ def test_text_output_shows_the_result_and_the_next_command(rove: Rove):
 
 def test_repeating_a_command_runs_nothing(rove: Rove):
     first = json.loads(rove("eval", *SMALL, "--json").out)
-    lines_before = lines(first["run"])
+    lines_before = rollout_lines(first["run"])
     assert len(lines_before) == 10
     assert json.loads(rove("eval", *SMALL, "--json").out) == first
-    assert lines(first["run"]) == lines_before
+    assert rollout_lines(first["run"]) == lines_before
 
 
 def test_more_examples_run_only_the_new_ones(rove: Rove):
     first = json.loads(rove("eval", *SMALL, "--json").out)
-    lines_before = lines(first["run"])
+    lines_before = rollout_lines(first["run"])
     more_payload = json.loads(rove("eval", *SMALL[:3], "-n", "7", "-r", "3", "--json").out)
     assert (more_payload["rollouts"], more_payload["run"]) == (21, first["run"])
-    lines_after = lines(first["run"])
+    lines_after = rollout_lines(first["run"])
     assert lines_after[:10] == lines_before
     rollout_keys = [(r.example_key, r.rollout_index) for r in Run(first["run"]).rollouts()]
     assert len(rollout_keys) == len(set(rollout_keys)) == 21
@@ -193,12 +193,12 @@ def test_another_setting_starts_another_run(rove: Rove):
     first = json.loads(rove("eval", *SMALL, "--json").out)["run"]
     second = json.loads(rove("eval", *SMALL, "--seed", "1", "--json").out)["run"]
     assert first != second
-    assert len(lines(first)) == len(lines(second)) == 10
+    assert len(rollout_lines(first)) == len(rollout_lines(second)) == 10
 
 
 def test_another_setting_in_the_same_folder_is_refused_with_the_differences(rove: Rove):
     rove("eval", *SMALL, "--run-dir", "runs/mine")
-    lines_before = lines("runs/mine")
+    lines_before = rollout_lines("runs/mine")
     done = rove("eval", *SMALL, "--run-dir", "runs/mine", "-T", "0.5", "--env_args.num_groups", "2")
     assert done.status == 1
     assert done.err.splitlines() == [
@@ -207,18 +207,18 @@ def test_another_setting_in_the_same_folder_is_refused_with_the_differences(rove
         "  sampling.temperature: was None, now 0.5",
         "Pass another --run-dir, or --overwrite to delete the old run (run_dir and overwrite in Python)",
     ]
-    assert lines("runs/mine") == lines_before
+    assert rollout_lines("runs/mine") == lines_before
     assert rove("eval", *SMALL, "--run-dir", "runs/mine", "-T", "0.5", "--overwrite").status == 0
-    assert len(lines("runs/mine")) == 10
-    assert lines("runs/mine") != lines_before
+    assert len(rollout_lines("runs/mine")) == 10
+    assert rollout_lines("runs/mine") != lines_before
 
 
 def test_a_run_folders_config_repeats_the_run(rove: Rove):
     first = json.loads(rove("eval", *SMALL, "--overwrite", "--seed", "4", "--json").out)
-    lines_before = lines(first["run"])
+    lines_before = rollout_lines(first["run"])
     second_payload = json.loads(rove("eval", "@", f"{first['run']}/config.toml", "--json").out)
     assert second_payload == first
-    assert lines(first["run"]) == lines_before
+    assert rollout_lines(first["run"]) == lines_before
     assert "overwrite" not in tomllib.loads(Path(first["run"], "config.toml").read_text())["config"]
 
 
@@ -245,7 +245,7 @@ def test_training_examples_differ_from_evaluation_examples(rove: Rove):
 # Endpoint faults
 
 
-def backwards(body: dict[str, Any]) -> str:
+def reversed_reply(body: dict[str, Any]) -> str:
     return f"<reversed_text>{last_text(body)[::-1]}</reversed_text>"
 
 
@@ -254,12 +254,12 @@ def remote(server: FaultEndpoint, *words: str) -> tuple[str, ...]:
 
 
 def test_requests_to_a_busy_endpoint_are_retried(rove: Rove):
-    with endpoint(["429", "429"], backwards) as server:
+    with endpoint(["429", "429"], reversed_reply) as server:
         done = rove(*remote(server, "-n", "3"))
     summary = json.loads(done.out)
     assert (done.status, summary["scored"], summary["failed"]) == (0, 3, 0)
     assert summary["functions"]["exact"]["mean"] == 1.0
-    assert server.requests == 5
+    assert server.num_requests == 5
     assert {body["model"] for body in server.bodies} == {"someone/model"}
     assert summary["prompt_tokens"] == 9
 
@@ -272,7 +272,7 @@ def test_endpoint_failures_are_counted_separately_from_rewards(rove: Rove):
     assert (summary["rollouts"], summary["scored"], summary["failed"]) == (3, 0, 3)
     assert summary["reward"]["mean"] is None
     assert summary["errors"] == {"model: InfraError": 3}
-    assert server.requests == 6
+    assert server.num_requests == 6
     assert "first failure, in model: InfraError: no answer from" in done.err
     assert "HTTP 500" in done.err
     for record in Run(summary["run"]).rollouts():
@@ -289,7 +289,7 @@ def test_a_fault_fails_only_its_own_rollout_and_a_repeat_retries_it(rove: Rove):
         kinds = ("ok", "500", "garbage", "hang", "close", "aborted")
         return bad.setdefault(last_text(body), kinds[len(bad) % len(kinds)])
 
-    with endpoint(fault, backwards) as server:
+    with endpoint(fault, reversed_reply) as server:
         words = remote(server, "-n", "6", "-c", "1", "--max_retries", "1", "--timeout", "0.3")
         done = rove(*words)
         first = json.loads(done.out)
@@ -297,11 +297,11 @@ def test_a_fault_fails_only_its_own_rollout_and_a_repeat_retries_it(rove: Rove):
         assert first["reward"]["mean"] == pytest.approx(1.2)
         assert sum(first["errors"].values()) == 5
         assert {label.split(":")[0] for label in first["errors"]} == {"model"}
-        requests_before = server.requests
+        requests_before = server.num_requests
         server.faults = "ok"
         repeated = rove(*[word for word in words if word != "--json"])
         second = Run(first["run"]).summary()
-    assert server.requests == requests_before + 5
+    assert server.num_requests == requests_before + 5
     assert second is not None
     assert (second["scored"], second["failed"]) == (6, 0)
     assert "6 of 6 rollouts scored" in repeated.out
@@ -319,7 +319,7 @@ def test_text_output_names_the_failures(rove: Rove):
 def test_fail_fast_stops_at_the_first_failure(rove: Rove):
     with endpoint("500") as server:
         done = rove(*remote(server, "-n", "3", "-c", "1", "--max-retries", "0", "--fail-fast"))
-    assert (done.status, done.out, server.requests) == (1, "", 1)
+    assert (done.status, done.out, server.num_requests) == (1, "", 1)
     assert "error: model: InfraError" in done.err
 
 
@@ -327,7 +327,7 @@ def test_a_named_key_is_required_and_sent_instead_of_the_default_key(rove: Rove,
     monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
     with endpoint("ok") as server:
         done = rove(*remote(server, "-n", "1", "-k", "OTHER_KEY"))
-        assert (done.status, server.requests) == (2, 0)
+        assert (done.status, server.num_requests) == (2, 0)
         assert "environment variable OTHER_KEY is not set" in done.err
         monkeypatch.setenv("OTHER_KEY", "sk-other")
         assert rove(*remote(server, "-n", "1", "-k", "OTHER_KEY")).status == 0
@@ -354,7 +354,7 @@ def load_environment(num_examples: int = 4, seed: int = 0):
 
 
 def test_a_reward_function_that_raises_fails_its_rollout_only(rove: Rove, tmp_path: Path):
-    environment(tmp_path / "mine", "flawed", FLAWED)
+    write_environment(tmp_path / "mine", "flawed", FLAWED)
     done = rove("eval", "flawed", "-m", "scripted:knows", "--env_dir", "mine", "-n", "4", "-r", "2", "--json")
     assert done.status == 0
     summary = json.loads(done.out)
@@ -368,7 +368,7 @@ def test_a_reward_function_that_raises_fails_its_rollout_only(rove: Rove, tmp_pa
 
 
 def test_text_like_markup_is_printed_literally(rove: Rove, tmp_path: Path):
-    environment(tmp_path / "mine", "flawed", FLAWED)
+    write_environment(tmp_path / "mine", "flawed", FLAWED)
     done = rove("play", "flawed", "--env-dir", "mine", "-a", '{"num_examples": 1}', stdin="[/green]\n")
     assert done.status == 0
     assert "[bold]0[/red]?" in done.out
@@ -462,7 +462,7 @@ def test_without_a_second_role_the_person_watches(rove: Rove):
 
 
 def test_requests_to_an_endpoint_contain_the_model_name(rove: Rove):
-    with endpoint("ok", backwards) as server:
+    with endpoint("ok", reversed_reply) as server:
         done = rove("play", "reverse_text", "-b", server.base_url, "-m", "someone/model", "--watch")
     assert done.status == 0
     assert server.bodies[0]["model"] == "someone/model"
@@ -477,7 +477,7 @@ def test_the_end_of_input_ends_the_game_without_a_traceback(rove: Rove):
 # Ctrl-C
 
 
-class Watched:
+class LoggedCoroutines:
     """Coroutines that log how they ended."""
 
     def __init__(self) -> None:
@@ -512,7 +512,7 @@ class Watched:
 
 @pytest.mark.parametrize("work", ["wait_with_helper", "work"])
 def test_ctrl_c_stops_waiting_and_running_coroutines_after_their_cleanup(work: str):
-    watched, first_handler = Watched(), signal.getsignal(signal.SIGINT)
+    watched, first_handler = LoggedCoroutines(), signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         run_async(getattr(watched, work)())
     assert watched.log == ["cancelled", "clean"]
@@ -530,7 +530,7 @@ def test_run_async_returns_the_result_or_raises_the_error():
 
 def test_ctrl_c_prints_that_the_same_command_continues(rove: Rove, tmp_path: Path):
     source = FLAWED.replace('return state["answer"]', "import signal; signal.raise_signal(signal.SIGINT)")
-    environment(tmp_path / "environments", "flawed", source)
+    write_environment(tmp_path / "environments", "flawed", source)
     done = rove("eval", "flawed", "-m", "scripted:knows")
     assert done.status == 130
     assert done.err == "\nstopped; repeat the command to continue\n"
@@ -544,7 +544,7 @@ def test_ctrl_c_prints_that_the_same_command_continues(rove: Rove, tmp_path: Pat
 
 def test_a_failed_start_leaves_no_run_folder(rove: Rove, tmp_path: Path):
     empty = FLAWED.replace("num_examples: int = 4", "num_examples: int = 0")
-    environment(tmp_path / "environments", "flawed", empty)
+    write_environment(tmp_path / "environments", "flawed", empty)
     done = rove("eval", "flawed", "-m", "scripted:knows")
     assert done.status != 0
     assert not Path("runs").exists()

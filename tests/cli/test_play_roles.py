@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from commands import Rove, environment, in_this_process
+from commands import Rove, in_process_rove, write_environment
 
 import rove as vf
 from rove.cli.play_web import folder_of, keep_game
@@ -69,8 +69,8 @@ PLAY = ("play", "haggle", "--env-dir", "mine", "--seed", "1", "-m", "scripted:bu
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    environment(tmp_path / "mine", "haggle", HAGGLE)
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    write_environment(tmp_path / "mine", "haggle", HAGGLE)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 @asynccontextmanager

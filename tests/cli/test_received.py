@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import Rove, environment, in_this_process
+from commands import Rove, in_process_rove, write_environment
 
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
@@ -27,13 +27,13 @@ def load_environment(**args):
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture
-def received(rove: Rove, tmp_path: Path) -> Path:
-    """A run folder of another user, whose environment is in the folder itself; `ran` is written when it is loaded."""
-    environment(tmp_path / "received" / "code", "evil", EVIL.format(marker=str(tmp_path / "ran")))
+def received_run(rove: Rove, tmp_path: Path) -> Path:
+    """Write a run folder of another user that contains its environment, which writes the file `ran` when it is loaded."""
+    write_environment(tmp_path / "received" / "code", "evil", EVIL.format(marker=str(tmp_path / "ran")))
     words = (
         "eval",
         "evil",
@@ -62,8 +62,8 @@ def received(rove: Rove, tmp_path: Path) -> Path:
         ("rescore", "received/run"),
     ],
 )
-def test_code_that_a_received_run_names_needs_the_users_word(
-    rove: Rove, received: Path, tmp_path: Path, words: tuple[str, ...]
+def test_code_that_a_received_run_names_needs_the_users_consent(
+    rove: Rove, received_run: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     done = rove(*words)
     assert done.status == 2
@@ -75,8 +75,8 @@ def test_code_that_a_received_run_names_needs_the_users_word(
     assert (tmp_path / "ran").exists()
 
 
-def test_a_key_is_not_sent_to_an_address_of_a_received_run(rove: Rove, received: Path, tmp_path: Path) -> None:
-    config = received / "config.toml"
+def test_a_key_is_not_sent_to_an_address_of_a_received_run(rove: Rove, received_run: Path, tmp_path: Path) -> None:
+    config = received_run / "config.toml"
     plain = config.read_text().split("[config]")[1].replace('env_dir = "received/code"', "")
     assert 'api_key_var = "OPENAI_API_KEY"' in plain
     plain = plain.replace("OPENAI_API_KEY", "GITHUB_TOKEN")
@@ -87,7 +87,7 @@ def test_a_key_is_not_sent_to_an_address_of_a_received_run(rove: Rove, received:
     assert 'api_key_var = "GITHUB_TOKEN"' in done.err
 
 
-def test_a_received_recipe_needs_the_users_word(rove: Rove, received: Path, tmp_path: Path) -> None:
+def test_a_received_recipe_needs_the_users_consent(rove: Rove, received_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "training"
     folder.mkdir()
     (folder / "request.json").write_text("{}")
@@ -110,10 +110,10 @@ def test_a_received_recipe_needs_the_users_word(rove: Rove, received: Path, tmp_
         "trust-remote-code = true\n[[eval]]\n",
     ],
 )
-def test_a_received_file_of_evaluations_needs_the_users_word(
-    rove: Rove, received: Path, tmp_path: Path, suite: str
+def test_a_received_file_of_evaluations_needs_the_users_consent(
+    rove: Rove, received_run: Path, tmp_path: Path, suite: str
 ) -> None:
-    (received / "suite.toml").write_text(suite)
+    (received_run / "suite.toml").write_text(suite)
     done = rove("eval", "evil", "@", "received/run/suite.toml", "-m", "scripted:says")
     assert done.status == 2
     assert "suite.toml was not written by rove" in done.err
@@ -133,9 +133,9 @@ RECIPE = "rl = []\nevaluation = {}\ncolumns = []\n"
     ],
 )
 def test_every_table_of_a_received_recipe_counts(
-    rove: Rove, received: Path, tmp_path: Path, words: tuple[str, ...], table: str
+    rove: Rove, received_run: Path, tmp_path: Path, words: tuple[str, ...], table: str
 ) -> None:
-    (received / "changed.toml").write_text(RECIPE + table)
+    (received_run / "changed.toml").write_text(RECIPE + table)
     done = rove(*words, "--recipe", "received/run/changed.toml")
     assert done.status == 2
     assert "changed.toml was not written by rove" in done.err
@@ -151,20 +151,20 @@ def test_a_received_folder_of_rove_train_needs_no_file_that_marks_it(rove: Rove,
 
 
 def test_sft_evaluates_in_the_environment_of_received_data_only_without_texts_in_its_arguments(
-    rove: Rove, received: Path, tmp_path: Path
+    rove: Rove, received_run: Path, tmp_path: Path
 ) -> None:
-    config = received / "config.toml"
-    evaluation = SFTConfig(data=str(received), model="models/x")
+    config = received_run / "config.toml"
+    evaluation = SFTConfig(data=str(received_run), model="models/x")
     for args in ('{ command = "sh" }', '{ scorer = "os:system" }'):
         config.write_text(f'kind = "eval"\n[identity]\n[config]\nenv = "agent"\nenv_args = {args}\n')
         with pytest.raises(ConfigError, match="only on request"):
-            evaluation_target(evaluation, Run(received))
+            evaluation_target(evaluation, Run(received_run))
     config.write_text('kind = "eval"\n[identity]\n[config]\nenv = "agent"\nenv_args = { size = 3 }\n')
-    assert evaluation_target(evaluation, Run(received)).env_args == {"size": 3}
+    assert evaluation_target(evaluation, Run(received_run)).env_args == {"size": 3}
 
 
 def test_own_runs_and_settings_files_are_used_without_a_question(rove: Rove, tmp_path: Path) -> None:
-    environment(tmp_path / "code", "mine", EVIL.format(marker=str(tmp_path / "ran")))
+    write_environment(tmp_path / "code", "mine", EVIL.format(marker=str(tmp_path / "ran")))
     words = ("eval", "mine", "--env-dir", "code", "-m", "scripted:says", "-r", "1")
     assert rove(*words, "--run-dir", "own").status == 0
     assert rove("eval", "--resume", "own").status == 0

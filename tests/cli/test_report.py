@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import Rove, in_this_process
+from commands import Rove, in_process_rove
 
 SMALL = ("tictactoe", "-m", "scripted:teacher", "-n", "3", "-r", "2", "--run-dir", "runs/mine", "--json")
 
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    rove = in_this_process(tmp_path, monkeypatch, capsys)
+    rove = in_process_rove(tmp_path, monkeypatch, capsys)
     assert rove("eval", *SMALL).status == 0
     return rove
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Rove, environment, in_this_process, lines
-from made import made_run, record
+from commands import Rove, in_process_rove, rollout_lines, write_environment
+from run_folders import make_record, write_run_folder
 
 from rove.runs.run import Run
 
@@ -34,7 +34,7 @@ def load_environment(num_examples: int = 3, ask: str = "How many"):
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 def json_output(done: Any) -> dict[str, Any]:
@@ -60,14 +60,14 @@ def test_repeating_the_command_rescores_nothing(rove: Rove):
     old = json_output(rove("eval", *SMALL))["run"]
     first = rove("rescore", old, "--json")
     assert "8/8" in first.err
-    lines_before = lines(json_output(first)["run"])
+    lines_before = rollout_lines(json_output(first)["run"])
     second_run = json_output(rove("rescore", old, "--json"))
     assert second_run == json_output(first)
-    assert lines(second_run["run"]) == lines_before
+    assert rollout_lines(second_run["run"]) == lines_before
 
 
 def test_arguments_override_those_of_the_run(rove: Rove, tmp_path: Path):
-    environment(tmp_path / "mine", "guess", GUESS.format(good=1.0))
+    write_environment(tmp_path / "mine", "guess", GUESS.format(good=1.0))
     eval_words = ("guess", "-m", "scripted:knows", "--env-dir", "mine", "-a", '{"ask": "What"}', "--json")
     old = json_output(rove("eval", *eval_words))["run"]
     done = rove("rescore", old, "-a", '{"num_examples": 2}', "--into", "runs/new", "--json")
@@ -91,7 +91,7 @@ def test_other_arguments_require_another_folder_or_overwrite(rove: Rove):
     itself = rove("rescore", old, "--run-dir", old, "--overwrite")
     assert itself.status == 2
     assert "cannot be rescored into itself" in itself.err
-    assert len(lines(old)) == 8
+    assert len(rollout_lines(old)) == 8
 
 
 def test_a_replay_that_differs_fails_without_a_score(rove: Rove):
@@ -106,7 +106,7 @@ def test_a_replay_that_differs_fails_without_a_score(rove: Rove):
 
 
 def test_excluded_failed_rollouts_are_reported(rove: Rove, tmp_path: Path):
-    environment(tmp_path / "environments", "guess", GUESS.format(good="1.0"))
+    write_environment(tmp_path / "environments", "guess", GUESS.format(good="1.0"))
     done = rove("eval", "guess", "-m", "scripted:forgets", "--run-dir", "runs/old")
     assert "3 failed" in done.out
     assert "left out: 3 failed rollouts" in rove("rescore", "runs/old").out
@@ -115,9 +115,9 @@ def test_excluded_failed_rollouts_are_reported(rove: Rove, tmp_path: Path):
 def test_invalid_runs_are_refused(rove: Rove):
     nowhere = rove("rescore", "runs/none")
     assert (nowhere.status, nowhere.err) == (1, "error: runs/none is not a run folder: it does not exist\n")
-    made_run(Path("runs/rl"), [record()], kind="rl")
+    write_run_folder(Path("runs/rl"), [make_record()], kind="rl")
     assert "runs/rl is not the run of an evaluation" in rove("rescore", "runs/rl").err
-    made_run(Path("runs/mine"), [record()], seed=0, env="")
+    write_run_folder(Path("runs/mine"), [make_record()], seed=0, env="")
     unnamed = rove("rescore", "runs/mine")
     assert unnamed.status == 2
     assert "does not name its environment; call rove.rescore from Python" in unnamed.err

@@ -15,7 +15,7 @@ from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
-from commands import Rove, environment, in_its_own, in_this_process
+from commands import Rove, in_process_rove, start_rove, write_environment
 from fakes import tiny_model
 from rich.console import Console
 
@@ -60,13 +60,13 @@ def wait_for(url: str, metric: str, asking: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 @contextmanager
 def server(folder: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Run `rove serve`; yield its base URL and the process."""
-    process = in_its_own(folder, "serve", *words, "--port", "0")
+    process = start_rove(folder, "serve", *words, "--port", "0")
     assert process.stdout is not None and process.stderr is not None
     try:
         assert process.stdout.readline().startswith("loading ")
@@ -132,7 +132,7 @@ def test_a_model_folder_is_served_evaluated_and_stopped(rove: Rove, tmp_path: Pa
 @pytest.mark.broad
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
 def test_a_scripted_policy_responds_and_the_printed_command_works(tmp_path: Path, rove: Rove):
-    environment(tmp_path / "environments", "quoted", QUOTED_ENV)
+    write_environment(tmp_path / "environments", "quoted", QUOTED_ENV)
     with server(tmp_path, "scripted:oracle", "--env", "quoted") as (url, process):
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
@@ -203,7 +203,7 @@ def test_wrong_devices_and_numbers_are_errors(rove: Rove, words: list[str], mess
 
 
 def test_running_requests_finish_after_ctrl_c(tmp_path: Path):
-    environment(tmp_path / "environments", "slow", SLOW_ENV)
+    write_environment(tmp_path / "environments", "slow", SLOW_ENV)
     with server(tmp_path, "scripted:slow", "--env", "slow") as (url, process):
         body = json.dumps({"model": "slow", "messages": [{"role": "user", "content": "wait"}]})
         client = subprocess.Popen([*CURL, f"{url}/chat/completions", "-d", body], stdout=subprocess.PIPE, text=True)
@@ -220,7 +220,7 @@ def test_running_requests_finish_after_ctrl_c(tmp_path: Path):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
 @pytest.mark.parametrize("drain", ["0.1", "1000"])  # the drain time ends, or a second signal arrives
 def test_running_requests_are_cut_off_with_an_error(tmp_path: Path, drain: str):
-    environment(tmp_path / "environments", "slow", SLOW_ENV.replace("sleep(1)", "sleep(1000)"))
+    write_environment(tmp_path / "environments", "slow", SLOW_ENV.replace("sleep(1)", "sleep(1000)"))
     with server(tmp_path, "scripted:slow", "--env", "slow", "--drain-seconds", drain) as (url, process):
         body = json.dumps({"messages": [{"role": "user", "content": "wait"}]})
         words = [*CURL, f"{url}/chat/completions", "-d", body]
@@ -239,7 +239,7 @@ def test_running_requests_are_cut_off_with_an_error(tmp_path: Path, drain: str):
 
 @pytest.mark.broad
 def test_an_api_key_is_required_and_never_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    environment(tmp_path / "environments", "slow", SLOW_ENV)
+    write_environment(tmp_path / "environments", "slow", SLOW_ENV)
     monkeypatch.setenv("SERVER_KEY", "s3cret")
     words = ("scripted:slow", "--env", "slow", "--api-key-var", "SERVER_KEY")
     with server(tmp_path, *words) as (url, process):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from commands import Rove, in_this_process
+from commands import Rove, in_process_rove
 
 from rove.core.settings_docs import documented_fields, settings_of
 from rove.stages.evaluation import EvalConfig
@@ -28,7 +28,7 @@ KINDS = {"eval": EvalConfig, "rl": RLConfig, "sft": SFTConfig}
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("command", KINDS)

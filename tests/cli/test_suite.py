@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tomli_w
-from commands import Done, Rove, environment, in_this_process, lines
+from commands import CompletedCommand, Rove, in_process_rove, rollout_lines, write_environment
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import each_row
@@ -48,14 +48,14 @@ def load_environment(num_examples: int = 4, broken: bool = False):
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 def suite(text: str) -> None:
     Path("suite.toml").write_text(text)
 
 
-def settings_of(done: Done) -> list[dict[str, Any]]:
+def settings_of(done: CompletedCommand) -> list[dict[str, Any]]:
     """Return the settings of every evaluation that --dry-run printed."""
     assert done.status == 0, done.err
     content = tomllib.loads(done.out)
@@ -81,7 +81,7 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def at(values: dict[str, Any], name: str) -> Any:
+def nested_value(values: dict[str, Any], name: str) -> Any:
     for key in name.split("."):
         values = values[key]
     return values
@@ -94,14 +94,14 @@ def test_a_sweep_gives_every_combination_once_over_the_shared_settings(shared, t
     points = list(expand(content))
     assert content == content_before
     assert len(points) == math.prod(len(tried) for tried in sweep.values())
-    distinct = {repr([at(settings, name) for name in sweep]) for _, _, settings in points}
+    distinct = {repr([nested_value(settings, name) for name in sweep]) for _, _, settings in points}
     assert len(distinct) == len(points)
     for table, point, settings in points:
         assert table == "[[eval]] 1"
-        assert all(f"{name} = {at(settings, name)!r}" in point for name in sweep)
+        assert all(f"{name} = {nested_value(settings, name)!r}" in point for name in sweep)
         for name, value in {**shared, **table_settings}.items():
             if name not in sweep:
-                assert at(settings, name) == value
+                assert nested_value(settings, name) == value
         assert "sweep" not in settings
 
 
@@ -116,7 +116,9 @@ def test_a_top_level_sweep_applies_to_every_table_unless_overridden(shared, tabl
     tables = [table for table, _, _ in points]
     assert tables == ["[[eval]] 1"] * sizes[0] + ["[[eval]] 2"] * sizes[1] + ["[[ablation]] 1"] * sizes[2]
     assert all(
-        at(settings, name) == value for _, _, settings in points[: sizes[0]] for name, value in table_settings.items()
+        nested_value(settings, name) == value
+        for _, _, settings in points[: sizes[0]]
+        for name, value in table_settings.items()
     )
 
 
@@ -217,13 +219,13 @@ def test_every_table_is_an_evaluation_with_its_own_folder(rove: Rove):
 def test_repeating_a_suite_runs_only_missing_rollouts(rove: Rove):
     suite(MANY)
     first = json.loads(rove("eval", "@", "suite.toml", "--json").out)
-    first_lines = [lines(row["run"]) for row in first]
+    first_lines = [rollout_lines(row["run"]) for row in first]
     assert json.loads(rove("eval", "@suite.toml", "--json").out) == first
-    assert [lines(row["run"]) for row in first] == first_lines
+    assert [rollout_lines(row["run"]) for row in first] == first_lines
     file = Path(first[2]["run"], "rollouts.jsonl")
     file.write_bytes(b"".join(first_lines[2][:4]))
     second_payload = json.loads(rove("eval", "@", "suite.toml", "--json").out)
-    assert len(lines(first[2]["run"])) == 6
+    assert len(rollout_lines(first[2]["run"])) == 6
     for row in (*first, *second_payload):
         row.pop("latency")
     assert second_payload == first
@@ -332,7 +334,7 @@ def test_two_files_with_several_evaluations_are_refused(rove: Rove):
 
 @pytest.mark.broad
 def test_a_failed_evaluation_does_not_stop_the_others(rove: Rove, tmp_path: Path):
-    environment(tmp_path / "environments", "fragile", FRAGILE)
+    write_environment(tmp_path / "environments", "fragile", FRAGILE)
     suite("""
 env = "fragile"
 num_examples = 4
@@ -369,7 +371,7 @@ model = "scripted:knows"
 
 @pytest.mark.broad
 def test_an_evaluation_without_scored_rollouts_is_a_failure(rove: Rove, tmp_path: Path):
-    environment(tmp_path / "environments", "fragile", FRAGILE)
+    write_environment(tmp_path / "environments", "fragile", FRAGILE)
     suite('env = "fragile"\n[sweep]\nmodel = ["scripted:fails", "scripted:knows"]')
     done = rove("eval", "@", "suite.toml", "--json")
     assert done.status == 1
@@ -407,7 +409,7 @@ def test_printed_settings_are_equivalent_to_the_command(rove: Rove, words: tuple
 
 
 def with_defaults(**table: Any) -> Path:
-    environment(Path("environments"), "fragile", FRAGILE)
+    write_environment(Path("environments"), "fragile", FRAGILE)
     file = Path("environments/fragile/pyproject.toml")
     file.write_text(tomli_w.dumps({"project": {"version": "1"}, "tool": {"rove": {"eval": table}}}))
     return file
@@ -449,7 +451,7 @@ def test_an_environments_defaults_apply_in_a_suite(rove: Rove):
 
 
 def test_a_resumed_run_uses_its_original_settings(rove: Rove):
-    environment(Path("environments"), "fragile", FRAGILE)
+    write_environment(Path("environments"), "fragile", FRAGILE)
     first = json.loads(rove("eval", "fragile", "-m", "scripted:knows", "--json").out)
     pyproject = Path("environments/fragile/pyproject.toml")
     pyproject.write_text("[tool.rove.eval]\ntemperature = 0.5\nnum_examples = 1\n")
@@ -496,7 +498,7 @@ def test_invalid_defaults_are_refused_with_the_file_name(rove: Rove, table: dict
 
 
 def test_defaults_come_from_the_pyproject_next_to_the_module(rove: Rove, tmp_path: Path):
-    environment(tmp_path / "mine", "bare", FRAGILE)
+    write_environment(tmp_path / "mine", "bare", FRAGILE)
     assert environment_defaults("bare", "mine") == (tmp_path / "mine/bare/pyproject.toml", {})
     (tmp_path / "mine/bare/pyproject.toml").write_text("[project]\nname = 'bare'\n")
     assert environment_defaults("bare", "mine")[1] == {}

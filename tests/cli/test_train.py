@@ -15,14 +15,14 @@ from pathlib import Path
 import msgspec
 import pytest
 import tomli_w
-from commands import Rove, contents, environment, in_this_process
+from commands import Rove, in_process_rove, snapshot_files, write_environment
 
 from rove.cli.main import main
 from rove.core.config import convert
 from rove.core.digest import write_checksums
 from rove.runs.provenance import seal
 from rove.runs.run import Run
-from rove.runs.train_folder import ResultRow, TrainFolder
+from rove.runs.train_folder import Diagnosis, ResultRow, TrainFolder
 from rove.stages.completion import read_completion, write_completion
 from rove.stages.diagnoser import Diagnoser
 from rove.stages.models import ModelConfig
@@ -30,7 +30,6 @@ from rove.stages.pipeline import Pipeline
 from rove.stages.recipe import Recipe, RecipeFile
 from rove.stages.reporter import ConsoleReporter, SilentReporter
 from rove.stages.request import recipe_digest
-from rove.stages.results import Diagnosis
 from rove.stages.second_start import may_start_again
 from rove.stages.train_model import train_model
 from rove.train import diagnosis
@@ -66,15 +65,15 @@ def load_environment(num_examples: int = 100, seed: int = 0):
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    environment(tmp_path / "environments", "parity", PARITY)
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    write_environment(tmp_path / "environments", "parity", PARITY)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")
 def first_dry_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder and the output of `rove train parity --dry-run`, which measures the policies and the machine for seconds."""
     folder = tmp_path_factory.mktemp("dry_run")
-    environment(folder / "environments", "parity", PARITY)
+    write_environment(folder / "environments", "parity", PARITY)
     output = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(output):
         patch.chdir(folder)
@@ -91,7 +90,7 @@ def dry_run(rove: Rove, first_dry_run: tuple[Path, str]) -> Path:
     return shutil.copytree(first_dry_run[0], Path("mine"))
 
 
-def small(recipe: Path) -> Path:
+def write_small_recipe(recipe: Path) -> Path:
     """Write a copy of a recipe with little work in each stage next to it."""
     values = tomllib.loads(recipe.read_text())
     values["data"] |= {"num_examples": 60, "env_args": {"num_examples": 60}}
@@ -105,7 +104,7 @@ def small(recipe: Path) -> Path:
     return path
 
 
-def recipe_in(folder: Path) -> Recipe:
+def read_recipe(folder: Path) -> Recipe:
     """Return the recipe of a folder for the environment parity."""
     values = tomllib.loads((folder / "recipe.toml").read_text())
     return convert(RecipeFile, values).complete("parity", folder)
@@ -212,7 +211,7 @@ def test_a_recipe_that_the_stages_refuse_does_not_replace_that_of_the_folder(rov
 @pytest.mark.slow
 def test_a_recipe_runs_through_and_then_has_nothing_left_to_do(rove: Rove) -> None:
     rove("train", "parity", "--dry-run")
-    recipe = small(Path("runs/train-parity-seed0/recipe.toml"))
+    recipe = write_small_recipe(Path("runs/train-parity-seed0/recipe.toml"))
     words = ("train", "parity", "--recipe", str(recipe), "--run-dir", "runs/small", "--json")
     done = rove(*words)
     assert done.status == 0, done.err
@@ -230,11 +229,11 @@ def test_a_recipe_runs_through_and_then_has_nothing_left_to_do(rove: Rove) -> No
         [],
         ["learning_rate"],
     )  # untrained: not even the format
-    contents_before = contents(Path("runs"))
+    contents_before = snapshot_files(Path("runs"))
     repeated = rove(*words)
     assert json.loads(repeated.out)["rows"] == shown_payload["rows"]
     assert "runs/small is complete" in repeated.err and "Collect rollouts" not in repeated.err
-    assert {path: content for path, (_, content) in contents(Path("runs")).items()} == {
+    assert {path: content for path, (_, content) in snapshot_files(Path("runs")).items()} == {
         path: content for path, (_, content) in contents_before.items()
     }
     assert Path("runs/small/evidence.json").exists()
@@ -247,7 +246,7 @@ def test_a_recipe_runs_through_and_then_has_nothing_left_to_do(rove: Rove) -> No
     ]
 
 
-def sampled_in(folder: Path, pattern: str) -> set[tuple[str, int]]:
+def sampled_examples(folder: Path, pattern: str) -> set[tuple[str, int]]:
     """Return the content of the example and the random seed of every rollout in run folders."""
     runs = [Run(path) for path in folder.glob(pattern)]
     return {(record.example_key.split("#")[0], record.seed) for run in runs for record in run.rollouts()}
@@ -263,7 +262,7 @@ FIXED = PARITY.replace("num_examples: int = 100, seed: int = 0", "").replace(
 def test_the_table_reports_other_rollouts_than_those_that_chose_the_weights(
     rove: Rove, tmp_path: Path, name: str, source: str
 ) -> None:
-    environment(tmp_path / "environments", name, source)
+    write_environment(tmp_path / "environments", name, source)
     assert rove("train", name, "--dry-run", "--run-dir", "dry").status == 0
     recipe = Path("dry/recipe.toml")
     values = tomllib.loads(recipe.read_text())
@@ -278,13 +277,18 @@ def test_the_table_reports_other_rollouts_than_those_that_chose_the_weights(
     done = rove("train", name, "--recipe", str(copy), "--run-dir", "runs/own")
     assert done.status == 0, done.err
     assert "chose the weights" not in done.out
-    chosen, reported = (sampled_in(Path("runs/own"), pattern) for pattern in ("*/evaluations/sampled/*", "eval/*"))
+    chosen, reported = (
+        sampled_examples(Path("runs/own"), pattern) for pattern in ("*/evaluations/sampled/*", "eval/*")
+    )
     assert len(chosen) >= 20 and len(reported) >= 40
     assert not chosen & reported
     command = re.search(r"evaluate the model on the examples of the table: rove (.*)", done.out)
     assert command is not None
     assert rove(*shlex.split(command[1]), "--run-dir", "runs/again").status == 0
-    repeated, reported_rows = sampled_in(Path("runs"), "again"), sampled_in(Path("runs/own"), "eval/RL-sampled")
+    repeated, reported_rows = (
+        sampled_examples(Path("runs"), "again"),
+        sampled_examples(Path("runs/own"), "eval/RL-sampled"),
+    )
     assert {key for key, _ in repeated} == {key for key, _ in reported_rows}
     if name == "fixed":
         table = Run(next(Path("runs/own/eval").iterdir()))
@@ -302,7 +306,7 @@ def test_a_recipe_whose_table_uses_the_selecting_examples_says_so(rove: Rove, dr
 
 @pytest.mark.slow
 def test_a_recipe_whose_seeds_share_questions_says_so(rove: Rove, dry_run: Path) -> None:
-    environment(Path("environments"), "small_space", PARITY.replace("randrange(10**6)", "randrange(20)"))
+    write_environment(Path("environments"), "small_space", PARITY.replace("randrange(10**6)", "randrange(20)"))
     copy = Path("copy.toml")
     copy.write_text((dry_run / "recipe.toml").read_text().replace('"parity"', '"small_space"'))
     done = rove("train", "small_space", "--recipe", "copy.toml", "--run-dir", "own", "--dry-run")
@@ -315,8 +319,8 @@ SUMMARIES = {"sampled": SUMMARY, "greedy": SUMMARY}
 
 
 def complete_run(folder: Path) -> None:
-    """Write what complete stages of the folder's recipe leave, as far as repeating the command reads it."""
-    recipe = recipe_in(folder)
+    """Write the files of complete stages of the folder's recipe that a repeated command reads."""
+    recipe = read_recipe(folder)
     for name, kind in (("sft", "sft"), ("rl1", "rl")):
         with Run(folder / name) as run:
             run.start(kind, {}, {"learning_rate": recipe.rl[0].config.learning_rate} if kind == "rl" else {})
@@ -329,13 +333,13 @@ def complete_run(folder: Path) -> None:
 
 def test_a_complete_run_shows_its_table_without_repeating_a_stage(rove: Rove, dry_run: Path) -> None:
     complete_run(dry_run)
-    before = contents(dry_run)
+    old_contents = snapshot_files(dry_run)
     done = rove("train", "parity", "--run-dir", "mine")
     assert done.status == 0, done.err
     assert done.out.count("mine is complete; delete the folder to train again") == 1
     assert "0.250" in done.out and "warning: sft: a note about the table" in done.out
     assert "new model" not in done.out and "took" not in done.out
-    assert contents(dry_run) == before
+    assert snapshot_files(dry_run) == old_contents
 
 
 def test_a_changed_recipe_of_a_complete_run_is_refused_before_any_stage(rove: Rove, dry_run: Path) -> None:
@@ -355,7 +359,7 @@ def test_a_changed_recipe_of_a_complete_run_is_refused_before_any_stage(rove: Ro
 def test_sft_on_a_plateau_starts_again_with_layers_that_can_recall(
     rove: Rove, dry_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = small(dry_run / "recipe.toml").read_text()
+    text = write_small_recipe(dry_run / "recipe.toml").read_text()
     (dry_run / "recipe.toml").write_text(text)
     (dry_run / "small.toml").unlink()
     seal(dry_run / "recipe.toml")
@@ -366,42 +370,42 @@ def test_sft_on_a_plateau_starts_again_with_layers_that_can_recall(
         monkeypatch.setattr(diagnosis, name, value)
     done = rove("train", "parity", "--run-dir", "mine")
     assert done.status == 0
-    said = " ".join(done.out.split())
-    assert "starting again with layers that can find and copy parts of the prompt" in said
+    printed = " ".join(done.out.split())
+    assert "starting again with layers that can find and copy parts of the prompt" in printed
     folder = TrainFolder("mine")
-    assert "this is the second model of the run" in said and folder.completion().notes == folder.start_notes()
-    kept = dry_run / "first_start"
-    assert sorted(path.name for path in kept.iterdir()) == ["base-greedy", "base-sampled", "model", "sft"]
+    assert "this is the second model of the run" in printed and folder.completion().notes == folder.start_notes()
+    first_start = dry_run / "first_start"
+    assert sorted(path.name for path in first_start.iterdir()) == ["base-greedy", "base-sampled", "model", "sft"]
     assert json.loads((dry_run / "model" / "config.json").read_text())["model_type"] == "lfm2"
     recipe = tomllib.loads((dry_run / "recipe.toml").read_text())
     assert (recipe["model"]["arch"], recipe["model"]["init"]) == ("lfm2", "recall")
     assert "is complete" in rove("train", "parity", "--run-dir", "mine").out
     assert rove("train", "parity", "--recipe", "mine/recipe.toml", "--run-dir", "again").status == 0
-    first, again = (Path(folder, "rl1/final/model.safetensors").read_bytes() for folder in ("mine", "again"))
-    assert first == again
+    first, second = (Path(folder, "rl1/final/model.safetensors").read_bytes() for folder in ("mine", "again"))
+    assert first == second
 
 
-def test_a_second_start_that_was_interrupted_is_not_told(dry_run: Path) -> None:
+def test_an_interrupted_second_start_is_not_reported(dry_run: Path) -> None:
     """It writes the recipe last, so that the first start is repeated."""
     (dry_run / "first_start").mkdir()
     assert TrainFolder(dry_run).start_notes() == []
 
 
 def test_only_a_recipe_that_rove_chose_may_start_again(dry_run: Path) -> None:
-    recipe, file = recipe_in(dry_run), dry_run / "recipe.toml"
+    recipe, file = read_recipe(dry_run), dry_run / "recipe.toml"
     assert may_start_again(recipe, file)
     assert not may_start_again(recipe, shutil.copy(file, dry_run / "copy.toml"))
-    other = msgspec.structs.replace(recipe, new_model=ModelConfig(env="parity", arch="qwen3"))
-    assert not may_start_again(other, file)
+    modified = msgspec.structs.replace(recipe, new_model=ModelConfig(env="parity", arch="qwen3"))
+    assert not may_start_again(modified, file)
     file.write_text(file.read_text() + "\n# edited\n")
     assert not may_start_again(recipe, file)
 
 
 def test_a_complete_run_without_its_model_is_not_shown_as_complete(dry_run: Path) -> None:
     complete_run(dry_run)
-    assert read_completion(recipe_in(dry_run)) is not None
+    assert read_completion(read_recipe(dry_run)) is not None
     (dry_run / "rl1" / "final").rmdir()
-    assert read_completion(recipe_in(dry_run)) is None
+    assert read_completion(read_recipe(dry_run)) is None
 
 
 def test_a_damaged_model_of_a_run_is_named(rove: Rove, dry_run: Path) -> None:
@@ -451,12 +455,14 @@ def test_the_dry_run_counts_repeated_questions_and_says_how_rows_are_held_out(ro
 
 
 def test_an_environment_that_cannot_teach_is_refused_before_training(rove: Rove) -> None:
-    environment(Path("environments"), "broken", PARITY.replace("float(parser", "1 / 0 + float(parser"))
+    write_environment(Path("environments"), "broken", PARITY.replace("float(parser", "1 / 0 + float(parser"))
     done = rove("train", "broken")
     assert (done.status, "ZeroDivisionError" in done.err, "reward_error" in done.err) == (2, True, True)
-    environment(Path("environments"), "equal", PARITY.replace("float(parser", "0 * float(parser"))
+    write_environment(Path("environments"), "equal", PARITY.replace("float(parser", "0 * float(parser"))
     assert "no_spread: every rollout of 2 scripted policies has the reward 0" in rove("train", "equal").err
-    environment(Path("environments"), "without", PARITY.replace('policies={"right": right, "guesser": guesser},', ""))
+    write_environment(
+        Path("environments"), "without", PARITY.replace('policies={"right": right, "guesser": guesser},', "")
+    )
     assert "start from a pretrained model (rove train NAME -m MODEL), or collect" in rove("train", "without").err
     assert not Path("runs").exists()
 
@@ -481,7 +487,7 @@ def test_a_recipe_names_the_folder_of_its_environment(rove: Rove) -> None:
     assert rove("train", "parity", "--dry-run", "--env-dir", "elsewhere", "--run-dir", "mine").status == 0
     done = rove("train", "parity", "--recipe", "mine/recipe.toml", "--run-dir", "other", "--dry-run")
     assert (done.status, 'env_dir = "elsewhere"' in done.out) == (0, True)
-    recipe = recipe_in(Path("mine"))
+    recipe = read_recipe(Path("mine"))
     assert recipe.sft is not None
     assert [config.env_dir for config in (recipe.sft, recipe.rl[0].config)] == ["elsewhere"] * 2
 
@@ -491,7 +497,7 @@ def test_failed_rollouts_of_the_teacher_are_not_repeated_once_sft_has_begun(
 ) -> None:
     collected: list[object] = []
     monkeypatch.setattr(Pipeline, "_evaluate", lambda self, config, title="": collected.append(config))
-    recipe = recipe_in(dry_run)
+    recipe = read_recipe(dry_run)
     assert recipe.data is not None
     pipeline = Pipeline(recipe, ConsoleReporter(), SINGLE_PROCESS)
     with Run(dry_run / "data") as run:
@@ -512,7 +518,7 @@ def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
     early = {"stage": "sft", "step": 10, "steps": 99, "id": "unpredictable", "text": "no relation", "remedy": "look"}
     (folder / "diagnoses.json").write_text(json.dumps([early, {**early, "stage": "rl1", "id": "saturated"}]))
     (folder / "sft").mkdir()
-    diagnoser = Diagnoser(Pipeline(recipe_in(folder), ConsoleReporter(), SINGLE_PROCESS))
+    diagnoser = Diagnoser(Pipeline(read_recipe(folder), ConsoleReporter(), SINGLE_PROCESS))
     diagnoser.after_step(folder / "sft", {"step": 11, "loss": 0.5}, 99)
     assert len(diagnoser.diagnoses) == 2
     diagnoser.after_step(folder / "sft", {"step": 12, "loss": 0.5, "eval/sampled/reward/mean": 0.9}, 99)
@@ -535,7 +541,7 @@ def test_drift_is_withdrawn_if_the_kept_weights_are_from_before_it(
 ) -> None:
     stage = dry_run / "rl1"
     stage.mkdir()
-    diagnoser = Diagnoser(Pipeline(recipe_in(dry_run), ConsoleReporter(), SINGLE_PROCESS))
+    diagnoser = Diagnoser(Pipeline(read_recipe(dry_run), ConsoleReporter(), SINGLE_PROCESS))
     rows = [
         {"step": step, "eval/sampled/reward/mean": 0.9, "eval/sampled/length/mean": length}
         for step, length in enumerate([10.0, 10.5, 20.0, 22.0, 24.0])
@@ -555,7 +561,7 @@ def test_drift_is_withdrawn_if_the_kept_weights_are_from_before_it(
 def test_rl_that_keeps_its_initial_weights_is_reported(
     dry_run: Path, capsys: pytest.CaptureFixture[str], best_step: int
 ) -> None:
-    diagnoser = Diagnoser(Pipeline(recipe_in(dry_run), ConsoleReporter(), SINGLE_PROCESS))
+    diagnoser = Diagnoser(Pipeline(read_recipe(dry_run), ConsoleReporter(), SINGLE_PROCESS))
     diagnoser.print_all()
     with Run(dry_run / "rl1") as run:
         run.start("rl", {}, {})
@@ -566,7 +572,7 @@ def test_rl_that_keeps_its_initial_weights_is_reported(
 
 
 def test_settings_of_all_stages_are_checked_before_the_first(rove: Rove, dry_run: Path) -> None:
-    recipe = small(dry_run / "recipe.toml")
+    recipe = write_small_recipe(dry_run / "recipe.toml")
     recipe.write_text(recipe.read_text().replace("rollouts_per_example = 4", "rollouts_per_example = 3"))
     done = rove("train", "parity", "--recipe", str(recipe), "--run-dir", "other")
     assert "batch_size is 8; expected a multiple of rollouts_per_example (3)" in done.err

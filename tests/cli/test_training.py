@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Rove, contents, environment, in_this_process, lines
+from commands import Rove, in_process_rove, rollout_lines, snapshot_files, write_environment
 from flat_settings import with_tables
 from rich.console import Console
 from tiers import some_broad
@@ -35,7 +35,7 @@ MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "chat_templ
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -194,18 +194,18 @@ def test_a_complete_run_is_not_trained_again(rove: Rove, inputs: Path, command):
     first = rove(*words)
     assert first.status == 0
     assert "curves: runs/mine/curves.png" in first.out
-    contents_before = contents(Path("runs/mine"))
+    contents_before = snapshot_files(Path("runs/mine"))
     second_run = rove(*words)
     assert second_run.status == 0
     assert "runs/mine is complete; --overwrite to train again" in second_run.out
-    assert contents(Path("runs/mine")) == contents_before
+    assert snapshot_files(Path("runs/mine")) == contents_before
     with Path("runs/mine/final/config.json").open("a") as damaged:
         damaged.write(" ")
     refused = rove(*words)
     assert refused.status == 1 and "the model runs/mine/final has changed: config.json" in refused.err
     fresh = rove(*words, "--overwrite")
     assert "is complete" not in fresh.out
-    contents_after = contents(Path("runs/mine"))
+    contents_after = snapshot_files(Path("runs/mine"))
     final = "runs/mine/final/model.safetensors"
     assert contents_after[final][0] > contents_before[final][0]
     assert contents_after[final][1] == contents_before[final][1]
@@ -214,12 +214,12 @@ def test_a_complete_run_is_not_trained_again(rove: Rove, inputs: Path, command):
 @pytest.mark.slow
 def test_another_setting_in_the_same_folder_is_refused_except_checkpoint_retention(rove: Rove, inputs: Path):
     assert rove(*rl(inputs, "--run-dir", "runs/mine")).status == 0
-    contents_before = contents(Path("runs/mine"))
+    contents_before = snapshot_files(Path("runs/mine"))
     other_run = rove(*rl(inputs, "--run-dir", "runs/mine", "--learning-rate", "1e-2"))
     assert other_run.status == 1
     assert "  learning_rate: was 0.0003, now 0.01" in other_run.err.splitlines()
     assert rove(*rl(inputs, "--run-dir", "runs/mine", "--keep_checkpoints", "1")).status == 0
-    assert contents(Path("runs/mine")) == contents_before
+    assert snapshot_files(Path("runs/mine")) == contents_before
 
 
 EVALUATION_TABLE = """
@@ -291,7 +291,7 @@ def test_sft_does_not_resume_on_other_data(rove: Rove, inputs: Path):
     assert rove(*play, "-n", "20").status == 0
     assert rove(*words).status == 0
     assert rove(*play, "-n", "30").status == 0
-    assert len(lines("games")) == 30
+    assert len(rollout_lines("games")) == 30
     refused = rove(*words)
     assert refused.status == 1
     assert "  data: was '" in refused.err
@@ -325,7 +325,7 @@ def load_environment():
 
 @pytest.mark.broad
 def test_an_interrupted_training_names_the_command_that_resumes_it(rove: Rove, inputs: Path, tmp_path: Path):
-    environment(tmp_path / "environments", "interrupts", INTERRUPTING_ENV)
+    write_environment(tmp_path / "environments", "interrupts", INTERRUPTING_ENV)
     done = rove("rl", "interrupts", *rl(inputs)[2:], "--run-dir", "runs/mine", "--steps", "4")
     assert done.status == 130, done.err
     assert "continues after step 2, the last checkpoint in runs/mine" in done.out
@@ -451,9 +451,9 @@ def test_the_suggested_commands_work(
     )
     print_rl(config, TrainingResult(tmp_path / "the end", run), Console(file=out, width=100))
     evaluate, play = (shlex.split(words) for words in re.findall(r": rove ((?:eval|play) .*)", out.getvalue()))
-    environment(tmp_path / "some envs", "adding", "def load_environment(**kwargs): ...")
+    write_environment(tmp_path / "some envs", "adding", "def load_environment(**kwargs): ...")
     monkeypatch.setattr("rove.cli.eval.check", lambda evaluations: None)  # there is no such model
-    done = in_this_process(tmp_path, monkeypatch, capsys)(*evaluate, "--dry-run", "--json")
+    done = in_process_rove(tmp_path, monkeypatch, capsys)(*evaluate, "--dry-run", "--json")
     assert done.status == 0, done.err
     settings = json.loads(done.out)
     assert (settings["env"], settings["env_dir"], settings["env_args"], settings["isolation"]["enabled"]) == (

@@ -9,14 +9,14 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from commands import in_its_own, in_this_process
-from made import made_run, record
+from commands import in_process_rove, start_rove
+from run_folders import make_record, write_run_folder
 
 
 @pytest.mark.broad
 def test_view_prints_its_address_and_ctrl_c_stops_it(tmp_path: Path):
-    made_run(tmp_path / "runs/one", [record()])
-    with in_its_own(tmp_path, "view", "--port", "0") as process:
+    write_run_folder(tmp_path / "runs/one", [make_record()])
+    with start_rove(tmp_path, "view", "--port", "0") as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -33,7 +33,7 @@ def test_view_prints_its_address_and_ctrl_c_stops_it(tmp_path: Path):
 def test_a_missing_folder_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    done = in_this_process(tmp_path, monkeypatch, capsys)("view", "nowhere")
+    done = in_process_rove(tmp_path, monkeypatch, capsys)("view", "nowhere")
     assert (done.status, done.err) == (
         2,
         "error: no folder 'nowhere'; expected a folder of runs: rove view RUNS_DIR\n",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from api_endpoint import ApiEndpoint, anthropic_message
-from fault_endpoint import Answer, Fault
+from fault_endpoint import Fault, HttpResponse
 
 import rove
 from rove.clients.anthropic import AnthropicClient
@@ -102,11 +102,15 @@ def test_the_anthropic_api_requires_its_own_key(monkeypatch: pytest.MonkeyPatch)
 
 OVERLOADED = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
 TRANSIENT: dict[str, tuple[Fault, str, type[Exception]]] = {
-    "429": (Answer(429, {"error": {"type": "rate_limit_error"}}), "HTTP 429: .*rate_limit_error", InfraError),
+    "429": (HttpResponse(429, {"error": {"type": "rate_limit_error"}}), "HTTP 429: .*rate_limit_error", InfraError),
     "500": ("500", "HTTP 500: ", InfraError),
-    "529": (Answer(529, OVERLOADED), "HTTP 529: .*Overloaded", InfraError),
+    "529": (HttpResponse(529, OVERLOADED), "HTTP 529: .*Overloaded", InfraError),
     "garbage": ("garbage", "not JSON .*Bad gateway", InvalidModelResponseError),
-    "error as success": (Answer(body=OVERLOADED), "not an Anthropic message .*Overloaded", InvalidModelResponseError),
+    "error as success": (
+        HttpResponse(body=OVERLOADED),
+        "not an Anthropic message .*Overloaded",
+        InvalidModelResponseError,
+    ),
 }
 
 
@@ -120,30 +124,30 @@ async def test_transient_failures_are_retried(name: str):
     async with messages_endpoint(fault) as server:
         with pytest.raises(kind, match=line):
             await get_response(server.base_url, max_retries=2)
-    assert server.requests == 3
+    assert server.num_requests == 3
 
 
 async def test_a_prompt_that_is_too_long_raises_overlong_prompt_error():
     body = {"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long: 9 tokens > 8"}}
-    async with messages_endpoint(Answer(400, body)) as server:
+    async with messages_endpoint(HttpResponse(400, body)) as server:
         with pytest.raises(OverlongPromptError, match="prompt is too long"):
             await get_response(server.base_url)
-    assert server.requests == 1
+    assert server.num_requests == 1
 
 
 async def test_the_api_key_is_masked_in_errors():
-    async with messages_endpoint(Answer(401, "invalid x-api-key: sk-secret")) as server:
+    async with messages_endpoint(HttpResponse(401, "invalid x-api-key: sk-secret")) as server:
         with pytest.raises(ModelError, match=r"invalid x-api-key: \*\*\* .*check ANTHROPIC_API_KEY") as caught:
             await get_response(server.base_url, api_key="sk-secret")
     assert "sk-secret" not in str(caught.value)
-    assert server.requests == 1
+    assert server.num_requests == 1
 
 
 async def test_a_raw_text_is_rejected_before_any_request():
     async with messages_endpoint() as server:
         with pytest.raises(ConfigError, match="cannot continue a raw text; expected messages: use .*'chat'"):
             await get_response(server.base_url, Request([], text="Once upon"))
-    assert server.requests == 0
+    assert server.num_requests == 0
 
 
 def test_the_client_is_exported_by_the_package():

@@ -42,12 +42,12 @@ async def silent_client(transport: str) -> AsyncIterator[Any]:
         client = clients[transport](server.base_url, "key")
         yield client
         await client.close()
-        assert server.requests == 2  # none was repeated
+        assert server.num_requests == 2  # none was repeated
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_an_empty_reply_is_scored_over_every_transport(transport: str):
-    def silence_is_half(completion: Any) -> float:
+    def half_if_empty(completion: Any) -> float:
         text = completion if isinstance(completion, str) else completion[-1].content
         return 0.5 if text == "" else 0.0
 
@@ -55,7 +55,7 @@ async def test_an_empty_reply_is_scored_over_every_transport(transport: str):
     message_type = "completion" if transport == "completions" else "chat"
     env = vf.SingleTurnEnv(
         dataset=[{"prompt": "a" if message_type == "completion" else [vf.UserMessage("a")]}] * 2,
-        rubric=vf.Rubric([silence_is_half]),
+        rubric=vf.Rubric([half_if_empty]),
         message_type=message_type,
     )
     sampling = {"logit_bias": {end: 100.0}} if transport == "local model" else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from fault_endpoint import Answer, FaultEndpoint
+from fault_endpoint import FaultEndpoint, HttpResponse
 
 from rove.clients.openai import OpenAIClient
 from rove.core.errors import InfraError, ModelError, unanswered_attempts
@@ -22,7 +22,7 @@ def make_request() -> Request:
 async def attempts_after_cancellation(client: OpenAIClient, server: FaultEndpoint, requests: int) -> list[str] | None:
     """Cancel a request once the server has received `requests` requests; return the attempts that the cancellation reports."""
     task = asyncio.create_task(client.respond(make_request()))
-    await server.arrived(requests)
+    await server.wait_for_requests(requests)
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError) as caught:
@@ -31,7 +31,7 @@ async def attempts_after_cancellation(client: OpenAIClient, server: FaultEndpoin
 
 
 async def test_a_request_cancelled_between_attempts_reports_them():
-    async with FaultEndpoint(["500", Answer(429, "later", {"Retry-After": "60"})]) as server:
+    async with FaultEndpoint(["500", HttpResponse(429, "later", {"Retry-After": "60"})]) as server:
         client = OpenAIClient(server.base_url, backoff=0.0)
         attempts = await attempts_after_cancellation(client, server, 2)
         await client.close()
@@ -64,7 +64,7 @@ async def test_cancellation_in_the_first_attempt_reports_at_most_a_wait_for_admi
     [("hang", "unanswered"), ("502", "unanswered"), ("504", "unanswered"), ("429", "refused"), ("503", "refused")]
     + [(fault, "start") for fault in ("500", "garbage", "close", "404")],
 )
-async def test_which_failures_reduce_an_adaptive_limit(fault: str, reason: str):
+async def test_failures_that_reduce_an_adaptive_limit(fault: str, reason: str):
     async with FaultEndpoint(fault) as server:
         client = OpenAIClient(server.base_url, max_retries=0, timeout=0.3 if fault == "hang" else 30)
         with pytest.raises((InfraError, ModelError)):
@@ -85,7 +85,7 @@ async def test_the_error_has_the_http_status_of_the_last_attempt(fault: str):
 
 
 async def test_open_stream_raises_the_same_errors_as_requests():
-    refusals = [Answer(401, "no such key: sk-something"), Answer(500, "sk-something broke"), "close", "ok"]
+    refusals = [HttpResponse(401, "no such key: sk-something"), HttpResponse(500, "sk-something broke"), "close", "ok"]
     async with FaultEndpoint(refusals) as server:
         client = OpenAIClient(server.base_url, "sk-something")
         for kind, message in ((ModelError, "HTTP 401"), (InfraError, "HTTP 500"), (InfraError, "Disconnected")):

@@ -244,4 +244,4 @@ async def test_replicas_share_the_retries(count: int, tries: int):
         with pytest.raises(InfraError):
             await client.respond(Request([UserMessage("hi")]))
         await client.close()
-    assert server.requests == count * tries
+    assert server.num_requests == count * tries

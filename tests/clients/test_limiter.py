@@ -18,14 +18,14 @@ async def test_the_limit_holds_and_requests_are_admitted_in_order():
     limiter = Limiter(2)
     order: list[int] = []
 
-    async def one(number: int) -> None:
+    async def send_request(number: int) -> None:
         admitted = await limiter.acquire()
         order.append(number)
         assert limiter.under_way <= 2
         await asyncio.sleep(0)
         limiter.release(admitted)
 
-    await asyncio.gather(*(one(number) for number in range(20)))
+    await asyncio.gather(*(send_request(number) for number in range(20)))
     assert order == list(range(20))
     assert limiter.under_way == 0
 
@@ -36,14 +36,14 @@ def test_cancelled_requests_release_their_capacity(cancelled: set[int], limit: i
     async def main() -> None:
         limiter = Limiter(limit)
 
-        async def one() -> None:
+        async def send_request() -> None:
             admitted = await limiter.acquire()
             try:
                 await asyncio.sleep(0.001)
             finally:
                 limiter.release(admitted)
 
-        tasks = [asyncio.create_task(one()) for _ in range(10)]
+        tasks = [asyncio.create_task(send_request()) for _ in range(10)]
         await asyncio.sleep(0)
         for number in cancelled:
             tasks[number].cancel()
@@ -119,11 +119,11 @@ def test_a_limiter_implements_the_admission_limiter_protocol():
     assert not isinstance(asyncio.Semaphore(), AdmissionLimiter)
 
 
-Answer = tuple[float, str]
+SimulatedResponse = tuple[float, str]
 
 
 def simulate(
-    serve: Callable[[float, int], Answer], *, requests: int = 20_000, limiter: Limiter | None = None
+    serve: Callable[[float, int], SimulatedResponse], *, requests: int = 20_000, limiter: Limiter | None = None
 ) -> tuple[Limiter, list[float], float]:
     """Simulate a limiter and a server in virtual time: `serve(now, under_way)` returns latency and outcome.
 
@@ -157,7 +157,7 @@ async def loop_for_the_limiter():
 
 @pytest.mark.parametrize("capacity", [5, 50, 300])
 def test_the_limit_settles_at_the_capacity_of_a_server_that_rejects_requests(capacity: int):
-    def serve(time_s: float, under_way: int) -> Answer:
+    def serve(time_s: float, under_way: int) -> SimulatedResponse:
         return (0.5, "answered") if under_way <= capacity else (0.01, "refused")
 
     _, limits, _ = simulate(serve)
@@ -172,7 +172,7 @@ def test_the_limit_grows_to_the_maximum_without_failures():
 
 
 def test_the_limit_stays_near_the_capacity_of_a_server_with_fixed_throughput():
-    def serve(time_s: float, under_way: int) -> Answer:  # more than 64 at a time add no throughput
+    def serve(time_s: float, under_way: int) -> SimulatedResponse:  # more than 64 at a time add no throughput
         return (0.1 * max(1.0, under_way / 64), "answered")
 
     _, limits, _ = simulate(serve)
@@ -182,7 +182,9 @@ def test_the_limit_stays_near_the_capacity_of_a_server_with_fixed_throughput():
 
 
 def test_higher_latency_with_higher_throughput_does_not_reduce_the_limit():
-    def serve(time_s: float, under_way: int) -> Answer:  # like a GPU: at 512, 10x the latency, 50x the throughput
+    def serve(
+        time_s: float, under_way: int
+    ) -> SimulatedResponse:  # like a GPU: at 512, 10x the latency, 50x the throughput
         return (0.1 * (1 + 9 * under_way / 512), "answered")
 
     _limiter, limits, _ = simulate(serve)
@@ -191,7 +193,9 @@ def test_higher_latency_with_higher_throughput_does_not_reduce_the_limit():
 
 
 def test_a_later_rise_of_latency_does_not_reduce_the_limit_for_long():
-    def serve(time_s: float, under_way: int) -> Answer:  # longer conversations: five times the latency at any limit
+    def serve(
+        time_s: float, under_way: int
+    ) -> SimulatedResponse:  # longer conversations: five times the latency at any limit
         return (0.5 if time_s < 20 else 2.5, "answered")
 
     _, limits, _ = simulate(serve, limiter=Limiter(adaptive=True, maximum=100))
@@ -224,7 +228,7 @@ async def test_the_history_records_the_reason_for_each_change():
 
 @pytest.mark.parametrize("capacity", [5, 50, 300])
 def test_the_limit_settles_at_the_capacity_of_a_server_where_requests_time_out(capacity: int):
-    def serve(time_s: float, under_way: int) -> Answer:
+    def serve(time_s: float, under_way: int) -> SimulatedResponse:
         return (0.5, "answered") if under_way <= capacity else (5.0, "unanswered")
 
     _, limits, _ = simulate(serve)

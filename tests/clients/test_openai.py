@@ -11,11 +11,11 @@ import msgspec
 import openai
 import pytest
 from api_endpoint import ApiEndpoint, text_completion
-from fault_endpoint import Answer, Fault, FaultEndpoint, completion, last_text
+from fault_endpoint import Fault, FaultEndpoint, HttpResponse, completion, last_text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rove.clients.endpoint import MAX_BACKOFF_S, _seconds, retry_delay
+from rove.clients.endpoint import MAX_BACKOFF_S, requested_pause, retry_delay
 from rove.clients.openai import CompletionsClient, OpenAIClient, as_client
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import (
@@ -106,7 +106,7 @@ async def test_loopback_addresses_bypass_the_proxy(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("http_proxy", "http://proxy.invalid")
     async with FaultEndpoint() as server:
         await get_response(server, max_retries=0)
-    assert server.requests == 1
+    assert server.num_requests == 1
 
 
 def test_openai_gets_max_completion_tokens_and_other_endpoints_max_tokens():
@@ -140,7 +140,7 @@ async def test_a_raw_text_is_continued(kind: type[OpenAIClient]):
 
 
 async def test_a_chat_response_to_a_raw_text_is_invalid():
-    async with ApiEndpoint("/v1/completions", text_completion, Answer(body=completion("hi"))) as server:
+    async with ApiEndpoint("/v1/completions", text_completion, HttpResponse(body=completion("hi"))) as server:
         with pytest.raises(InvalidModelResponseError, match="not a completion"):
             await get_response(server, Request([], text="Once upon"), max_retries=0)
 
@@ -153,7 +153,7 @@ async def test_a_completions_client_rejects_messages_and_tools():
         with pytest.raises(ConfigError, match="1 tools given"):
             await client.respond(Request([], text="a", tools=[{"type": "function", "function": {"name": "add"}}]))
         await client.close()
-    assert server.requests == 0
+    assert server.num_requests == 0
 
 
 # Settings
@@ -184,18 +184,24 @@ def test_numbers_out_of_range_are_rejected(setting: dict[str, Any]):
 
 # Transient failures
 
-RETRY_NOW = Answer(429, "slow down", {"Retry-After": "0"})
+RETRY_NOW = HttpResponse(429, "slow down", {"Retry-After": "0"})
 TRANSIENT: dict[str, tuple[Fault, str]] = {
     "408": ("408", "HTTP 408: "),
     "409": ("409", "HTTP 409: "),
     "429": ("429", "HTTP 429: .*told to answer 429"),
     "429 with Retry-After": (RETRY_NOW, "HTTP 429: slow down"),
-    "429 with a date": (Answer(429, "", {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}), "HTTP 429: \\(nothing\\)"),
+    "429 with a date": (
+        HttpResponse(429, "", {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}),
+        "HTTP 429: \\(nothing\\)",
+    ),
     "500": ("500", "HTTP 500: "),
     "503": ("503", "HTTP 503: "),
     "garbage": ("garbage", "not JSON .*Bad gateway"),
-    "invalid UTF-8": (Answer(body=b'{"choices": "\xff\xfe"}'), r"not JSON .*(can't decode byte 0xff|Invalid UTF-8)"),
-    "error as success": (Answer(body={"error": "overloaded"}), "not a chat completion .*overloaded"),
+    "invalid UTF-8": (
+        HttpResponse(body=b'{"choices": "\xff\xfe"}'),
+        r"not JSON .*(can't decode byte 0xff|Invalid UTF-8)",
+    ),
+    "error as success": (HttpResponse(body={"error": "overloaded"}), "not a chat completion .*overloaded"),
     "aborted": ("aborted", "empty and ended with 'abort'"),
     "close": ("close", "Disconnected|Connection"),
     "cut": ("cut", "ClientPayloadError|Connection"),
@@ -210,7 +216,7 @@ async def test_transient_failures_are_retried_until_success(name: str):
     async with FaultEndpoint([fault, fault]) as server:
         response = await get_response(server, timeout=0.3 if name == "hang" else 30)
         assert response.message.content == "hello"
-        assert server.requests == 3
+        assert server.num_requests == 3
         assert server.bodies == [server.bodies[0]] * 3
 
 
@@ -222,7 +228,7 @@ async def test_a_persistent_failure_is_raised_after_max_retries(name: str):
             InvalidModelResponseError if name in INVALID_RESPONSES else InfraError, match=line
         ) as caught:
             await get_response(server, timeout=0.3 if name == "hang" else 30, max_retries=2)
-        assert server.requests == 3
+        assert server.num_requests == 3
     attempts = caught.value.attempts  # pyright: ignore[reportAttributeAccessIssue]
     assert len(attempts) == 3
     assert all(re.search(line, attempt) for attempt in attempts)
@@ -244,7 +250,7 @@ async def test_an_empty_response_that_the_server_aborted_raises_its_own_error():
     async with FaultEndpoint("aborted") as server:
         with pytest.raises(EmptyModelResponseError):
             await get_response(server, max_retries=0)
-        assert server.requests == 1
+        assert server.num_requests == 1
 
 
 async def test_an_empty_response_is_an_answer_and_is_not_requested_again():
@@ -255,7 +261,7 @@ async def test_an_empty_response_is_an_answer_and_is_not_requested_again():
             "stop",
             [],
         )
-        assert server.requests == 1
+        assert server.num_requests == 1
 
 
 async def test_connection_errors_are_retried_and_listed():
@@ -278,7 +284,7 @@ async def test_client_errors_are_not_retried(status: str):
         with pytest.raises(ModelError, match=f"HTTP {status} from .*told to answer {status}") as caught:
             await get_response(server)
         assert type(caught.value) is ModelError
-        assert server.requests == 1
+        assert server.num_requests == 1
 
 
 @pytest.mark.parametrize("status", ["401", "403"])
@@ -286,11 +292,11 @@ async def test_authentication_errors_name_the_variable_of_the_key(status: str):
     async with FaultEndpoint(status) as server:
         with pytest.raises(ModelError, match=f"HTTP {status} .*API key .*OPENAI_API_KEY"):
             await get_response(server)
-        assert server.requests == 1
+        assert server.num_requests == 1
 
 
 async def test_the_api_key_is_masked_in_errors():
-    async with FaultEndpoint(Answer(401, "wrong key: sk-secret")) as server:
+    async with FaultEndpoint(HttpResponse(401, "wrong key: sk-secret")) as server:
         with pytest.raises(ModelError) as caught:
             await get_response(server, api_key="sk-secret")
     assert "wrong key: ***" in str(caught.value)
@@ -301,34 +307,34 @@ async def test_the_api_key_is_masked_in_errors():
     "fault",
     [
         "context",
-        Answer(400, "This model's maximum context length is 4096 tokens."),
-        Answer(400, "prompt is too long: 200001 tokens > 200000 maximum"),
-        Answer(400, "Input is too long for requested model."),
-        Answer(400, "The prompt with 9000 tokens is too long."),
-        Answer(400, "The decoder prompt (length 9) is longer than the maximum model length of 8."),
-        Answer(400, "Your input exceeds the context window of this model."),
-        Answer(400, {"error": {"type": "exceed_context_size_error"}}),
-        Answer(413, {"error": {"code": "prompt_too_long"}}),
-        Answer(
+        HttpResponse(400, "This model's maximum context length is 4096 tokens."),
+        HttpResponse(400, "prompt is too long: 200001 tokens > 200000 maximum"),
+        HttpResponse(400, "Input is too long for requested model."),
+        HttpResponse(400, "The prompt with 9000 tokens is too long."),
+        HttpResponse(400, "The decoder prompt (length 9) is longer than the maximum model length of 8."),
+        HttpResponse(400, "Your input exceeds the context window of this model."),
+        HttpResponse(400, {"error": {"type": "exceed_context_size_error"}}),
+        HttpResponse(413, {"error": {"code": "prompt_too_long"}}),
+        HttpResponse(
             400,
             "This endpoint's maximum context length is 131072 tokens. However, you requested about 140000 tokens (100000 of text "
             "input, 31808 of tool input, 8192 in the output).",
         ),
-        Answer(
+        HttpResponse(
             400,
             "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total of 4500 "
             "tokens: 4000 tokens from the input messages and 500 tokens for the completion.",
         ),
-        Answer(
+        HttpResponse(
             400,
             "This model's maximum context length is 4096 tokens. However, you requested 64 output tokens and your prompt "
             "contains at least 4033 input tokens, for a total of at least 4097 tokens.",
         ),
-        Answer(
+        HttpResponse(
             400, "input length and `max_tokens` exceed context limit: 178959 + 64000 > 200000, decrease input length"
         ),
-        Answer(422, "Input validation error: `inputs` must have less than 1024 tokens. Given: 2000"),
-        Answer(
+        HttpResponse(422, "Input validation error: `inputs` must have less than 1024 tokens. Given: 2000"),
+        HttpResponse(
             422,
             "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4000 `inputs` tokens and 512 `max_new_tokens`",
         ),
@@ -338,7 +344,7 @@ async def test_a_prompt_that_is_too_long_raises_overlong_prompt_error(fault: Fau
     async with FaultEndpoint(fault) as server:
         with pytest.raises(OverlongPromptError, match="HTTP 4"):
             await get_response(server)
-        assert server.requests == 1
+        assert server.num_requests == 1
 
 
 @pytest.mark.parametrize(
@@ -367,7 +373,7 @@ async def test_a_prompt_that_is_too_long_raises_overlong_prompt_error(fault: Fau
     ],
 )
 async def test_a_length_that_fills_the_context_is_a_mistake_of_the_settings(message: str):
-    async with FaultEndpoint(Answer(400, message)) as server:
+    async with FaultEndpoint(HttpResponse(400, message)) as server:
         with pytest.raises(ModelError, match=r"of the context's \d+ tokens: lower max_tokens") as caught:
             await get_response(server)
     assert not isinstance(caught.value, OverlongPromptError)
@@ -376,7 +382,7 @@ async def test_a_length_that_fills_the_context_is_a_mistake_of_the_settings(mess
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 async def test_reasoning_goes_back_under_the_name_that_the_server_uses(name: str):
     message = {"role": "assistant", "content": "4", name: "2 + 2"}
-    async with FaultEndpoint(Answer(200, {"choices": [{"message": message, "finish_reason": "stop"}]})) as server:
+    async with FaultEndpoint(HttpResponse(200, {"choices": [{"message": message, "finish_reason": "stop"}]})) as server:
         client = OpenAIClient(server.base_url)
         first = await client.respond(make_request())
         request = make_request()
@@ -392,7 +398,7 @@ async def test_reasoning_goes_back_under_the_name_that_the_server_uses(name: str
     ["Invalid 'stop': array too long. Expected at most 4.", "Invalid 'tools[0].function.name': string too long."],
 )
 async def test_other_too_long_errors_are_not_overlong_prompts(message: str):
-    async with FaultEndpoint(Answer(400, message)) as server:
+    async with FaultEndpoint(HttpResponse(400, message)) as server:
         with pytest.raises(ModelError) as caught:
             await get_response(server)
     assert not isinstance(caught.value, OverlongPromptError)
@@ -438,7 +444,7 @@ def test_the_pause_stays_bounded_after_any_number_of_failures():
     ],
 )
 def test_the_retry_after_header_is_parsed(header: str | None, seconds: float):
-    assert _seconds({"Retry-After": header} if header else {}) == seconds
+    assert requested_pause({"Retry-After": header} if header else {}) == seconds
 
 
 async def test_pauses_grow_and_respect_the_retry_after_header(monkeypatch: pytest.MonkeyPatch):
@@ -449,7 +455,7 @@ async def test_pauses_grow_and_respect_the_retry_after_header(monkeypatch: pytes
         pauses.append(seconds)
         await sleep(0)
 
-    async with FaultEndpoint(["500", "500", Answer(503, "", {"Retry-After": "7"}), "500"]) as server:
+    async with FaultEndpoint(["500", "500", HttpResponse(503, "", {"Retry-After": "7"}), "500"]) as server:
         client = OpenAIClient(server.base_url)
         monkeypatch.setattr(client._jitter, "uniform", lambda low, high: high)  # the longest pause jitter allows
         monkeypatch.setattr(
@@ -462,12 +468,12 @@ async def test_pauses_grow_and_respect_the_retry_after_header(monkeypatch: pytes
 
 async def test_a_request_that_pauses_does_not_block_others():
     def slow_down_the_first(number: int, body: dict[str, Any]) -> Fault:
-        return Answer(429, "later", {"Retry-After": "60"}) if last_text(body) == "first" else "ok"
+        return HttpResponse(429, "later", {"Retry-After": "60"}) if last_text(body) == "first" else "ok"
 
     async with FaultEndpoint(slow_down_the_first) as server:
         client = OpenAIClient(server.base_url, max_concurrent=1)
         first = asyncio.create_task(client.respond(make_request("first")))
-        await server.arrived(1)
+        await server.wait_for_requests(1)
         async with asyncio.timeout(20):
             assert (await client.respond(make_request("second"))).message.content == "second"
         assert not first.done()
@@ -481,7 +487,7 @@ async def test_a_request_that_pauses_does_not_block_others():
 
 
 async def test_the_concurrency_limit_is_respected_and_fully_used():
-    async with FaultEndpoint(together=3) as server:
+    async with FaultEndpoint(min_in_flight=3) as server:
         client = OpenAIClient(server.base_url, max_concurrent=3)
         async with asyncio.timeout(20):
             answers = await asyncio.gather(*(client.respond(make_request(str(number))) for number in range(12)))
@@ -496,21 +502,21 @@ async def test_the_concurrency_limit_holds_while_requests_fail():
         await asyncio.gather(*(client.respond(make_request(str(number))) for number in range(8)))
         await client.close()
         assert server.peak_in_flight <= 2
-        assert server.requests == 28
+        assert server.num_requests == 28
 
 
 async def test_cancelled_requests_release_their_slots():
     async with FaultEndpoint(["hang", "hang"]) as server:
         client = OpenAIClient(server.base_url, max_concurrent=2)
         hanging = [asyncio.create_task(client.respond(make_request("hang"))) for _ in range(2)]
-        await server.arrived(2)
+        await server.wait_for_requests(2)
         for task in hanging:
             task.cancel()
         await asyncio.wait(hanging)
         async with asyncio.timeout(20):
             await asyncio.gather(*(client.respond(make_request()) for _ in range(2)))
         await client.close()
-        assert server.requests == 4
+        assert server.num_requests == 4
 
 
 async def test_a_closed_client_can_be_used_again():
@@ -522,7 +528,7 @@ async def test_a_closed_client_can_be_used_again():
         await client.respond(make_request())
         await client.close()
         await client.close()
-        assert server.requests == 2
+        assert server.num_requests == 2
 
 
 @pytest.mark.broad
@@ -573,7 +579,7 @@ async def test_from_sdk_copies_the_settings_of_the_sdk_client():
         await client.respond(make_request())
         await client.close()
         await sdk.close()
-        assert server.requests == 3
+        assert server.num_requests == 3
     assert (client.timeout, client.max_retries) == (17, 2)
     sent = server.headers[0]
     assert (sent["Authorization"], sent["X-Team"], sent["OpenAI-Organization"]) == ("Bearer sk-sdk", "blue", "org-1")
@@ -588,11 +594,11 @@ async def test_from_sdk_copies_the_defaults_of_the_sdk():
     await sdk.close()
 
 
-async def some_key() -> str:
+async def async_key() -> str:
     return "sk-1"
 
 
-@pytest.mark.parametrize("settings", [{"api_key": "k", "default_query": {"api-version": "1"}}, {"api_key": some_key}])
+@pytest.mark.parametrize("settings", [{"api_key": "k", "default_query": {"api-version": "1"}}, {"api_key": async_key}])
 async def test_from_sdk_rejects_settings_that_it_cannot_copy(settings: dict[str, Any]):
     sdk = openai.AsyncOpenAI(base_url="http://host/v1", **settings)
     with pytest.raises(ConfigError, match="cannot convert this AsyncOpenAI"):

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from fault_endpoint import Answer, FaultEndpoint
+from fault_endpoint import FaultEndpoint, HttpResponse
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import Talk
+from toy_envs import Talk
 
 import rove as vf
 from rove.clients.endpoint import EndpointClient
@@ -33,10 +33,10 @@ pytestmark = pytest.mark.filterwarnings("error")  # a connection left open is a 
 
 
 class Clock:
-    now = 1000.0
+    seconds = 1000.0
 
     def __call__(self) -> float:
-        return self.now
+        return self.seconds
 
 
 @asynccontextmanager
@@ -91,17 +91,17 @@ def test_at_least_one_replica_is_required():
 
 
 async def test_requests_go_to_the_replica_with_the_lowest_load():
-    async with FaultEndpoint(together=2) as small, FaultEndpoint(together=4) as large:
+    async with FaultEndpoint(min_in_flight=2) as small, FaultEndpoint(min_in_flight=4) as large:
         clients = [OpenAIClient(small.base_url, max_concurrent=2), OpenAIClient(large.base_url, max_concurrent=4)]
         replicas = Replicas([(client, "m") for client in clients], "tiny")
         assert replicas.max_concurrent == replicas.limiter_now.limit == 6
         async with asyncio.timeout(20):
             await asyncio.gather(*(replicas.respond(make_request()) for _ in range(6)))
         await replicas.close()
-        assert (small.requests, large.requests) == (2, 4)
+        assert (small.num_requests, large.num_requests) == (2, 4)
 
 
-class Local(EndpointClient):
+class InProcessClient(EndpointClient):
     """Answers in this process unless `is_down` and records the seed of the rollout that each request belongs to."""
 
     default_base_url = "http://local/v1"
@@ -109,7 +109,7 @@ class Local(EndpointClient):
 
     def __init__(self) -> None:
         super().__init__(api_key="k", max_concurrent=4)
-        self.asked: list[int | None] = []
+        self.rollout_seeds: list[int | None] = []
         self.is_down = False
 
     def auth_headers(self, key: str) -> dict[str, str]:
@@ -124,14 +124,14 @@ class Local(EndpointClient):
     async def respond(self, request: Request) -> Response:
         if self.is_down:
             raise InfraError("down", ["down"])
-        self.asked.append(request.state["seed"] if request.state else None)
+        self.rollout_seeds.append(request.state["seed"] if request.state else None)
         await asyncio.sleep(0)
         return Response(AssistantMessage("hi"))
 
 
 @given(waves=st.lists(st.lists(st.integers(0, 9), unique=True, max_size=10), max_size=8), count=st.integers(1, 4))
 def test_all_turns_of_a_rollout_go_to_one_replica(waves: list[list[int]], count: int):
-    clients = [Local() for _ in range(count)]
+    clients = [InProcessClient() for _ in range(count)]
 
     async def send_all() -> None:
         replicas = Replicas([(client, "m") for client in clients], "tiny")
@@ -139,35 +139,35 @@ def test_all_turns_of_a_rollout_go_to_one_replica(waves: list[list[int]], count:
             await asyncio.gather(*(replicas.respond(make_request(rollout=seed)) for seed in wave))
 
     asyncio.run(send_all())
-    rollouts_by_client = [set(client.asked) for client in clients]
+    rollouts_by_client = [set(client.rollout_seeds) for client in clients]
     assert sum(map(len, rollouts_by_client)) == len(set().union(*rollouts_by_client))
-    assert sum(len(client.asked) for client in clients) == sum(map(len, waves))
+    assert sum(len(client.rollout_seeds) for client in clients) == sum(map(len, waves))
 
 
 @given(rollouts=st.integers(1, 40), count=st.integers(1, 4))
 def test_new_rollouts_are_distributed_evenly(rollouts: int, count: int):
-    clients = [Local() for _ in range(count)]
+    clients = [InProcessClient() for _ in range(count)]
 
     async def send_all() -> None:
         replicas = Replicas([(client, "m") for client in clients], "tiny")
         await asyncio.gather(*(replicas.respond(make_request(rollout=seed)) for seed in range(rollouts)))
 
     asyncio.run(send_all())
-    counts = [len(client.asked) for client in clients]
+    counts = [len(client.rollout_seeds) for client in clients]
     assert max(counts) - min(counts) <= 1
 
 
 async def test_the_number_of_remembered_rollouts_is_bounded(monkeypatch: pytest.MonkeyPatch):
     assert MAX_REMEMBERED_ROLLOUTS > 10_000
     monkeypatch.setattr("rove.clients.replicas.MAX_REMEMBERED_ROLLOUTS", 3)
-    replicas = Replicas([(Local(), "m"), (Local(), "m")], "tiny")
+    replicas = Replicas([(InProcessClient(), "m"), (InProcessClient(), "m")], "tiny")
     for seed in (1, 2, 3, 1, 4, 5):
         await replicas.respond(make_request(rollout=seed))
     assert list(replicas._assigned) == [1, 4, 5]
 
 
 async def test_an_evaluation_uses_all_replicas_and_keeps_each_rollout_on_one():
-    async with FaultEndpoint(together=2) as first_server, FaultEndpoint(together=2) as second_server:
+    async with FaultEndpoint(min_in_flight=2) as first_server, FaultEndpoint(min_in_flight=2) as second_server:
         async with replicas_of(first_server, second_server) as client:
             async with asyncio.timeout(60):
                 records = await vf.generate(Talk(turns=3, count=4), client, "tiny", max_concurrent=4)  # pyright: ignore[reportArgumentType]
@@ -195,14 +195,14 @@ async def test_requests_fail_over_from_a_failing_replica_which_is_avoided_until_
         response = await client.respond(make_request())
         assert response.message.content == "hello"
         assert [line.startswith(f"{bad.base_url}: ") for line in response.attempts] == [True]
-        clock.now += AVOID_S - 1
+        clock.seconds += AVOID_S - 1
         await asyncio.gather(*(client.respond(make_request()) for _ in range(3)))
-        assert (bad.requests, healthy.requests) == (1, 4)
-        clock.now += 2  # now one request tests the replica
+        assert (bad.num_requests, healthy.num_requests) == (1, 4)
+        clock.seconds += 2  # now one request tests the replica
         await asyncio.gather(*(client.respond(make_request()) for _ in range(3)))
-        assert (bad.requests, healthy.requests) == (2, 6)
+        assert (bad.num_requests, healthy.num_requests) == (2, 6)
         await asyncio.gather(*(client.respond(make_request()) for _ in range(2)))
-        assert (bad.requests, healthy.requests) == (3, 7)
+        assert (bad.num_requests, healthy.num_requests) == (3, 7)
 
 
 @pytest.mark.parametrize("fault", ["429", "503"])
@@ -213,7 +213,7 @@ async def test_requests_fail_over_from_a_busy_replica_which_is_not_avoided(fault
             assert [line.split(": ")[1] for line in response.attempts] == ["HTTP 500", f"HTTP {fault}"]
             assert client._replicas[0].avoided_until == 0
             await client.respond(make_request())
-        assert (busy.requests, healthy.requests) == (4, 1)
+        assert (busy.num_requests, healthy.num_requests) == (4, 1)
 
 
 async def test_a_busy_response_ends_the_avoidance_of_a_replica():
@@ -221,10 +221,10 @@ async def test_a_busy_response_ends_the_avoidance_of_a_replica():
     async with FaultEndpoint(["500", "429"]) as first_server, FaultEndpoint() as second_server:
         async with replicas_of(first_server, second_server, clock=clock) as client:
             await client.respond(make_request())
-            clock.now += AVOID_S + 1
+            clock.seconds += AVOID_S + 1
             await client.respond(make_request())
             await client.respond(make_request())
-        assert (first_server.requests, second_server.requests) == (3, 2)
+        assert (first_server.num_requests, second_server.num_requests) == (3, 2)
 
 
 async def test_an_unreachable_replica_costs_one_attempt_per_avoidance_period():
@@ -233,25 +233,25 @@ async def test_an_unreachable_replica_costs_one_attempt_per_avoidance_period():
     async with FaultEndpoint() as healthy, replicas_of(stopped, healthy, clock=clock) as client:
         for _ in range(3):
             responses = await asyncio.gather(*(client.respond(make_request()) for _ in range(3)))
-            if clock.now == Clock.now:  # two of three requests use it before it is avoided
+            if clock.seconds == Clock.seconds:  # two of three requests use it before it is avoided
                 assert sum(len(response.attempts) for response in responses) == 2
             else:
                 assert sum(len(response.attempts) for response in responses) == 1
-            clock.now += AVOID_S + 1
-        assert healthy.requests == 9
+            clock.seconds += AVOID_S + 1
+        assert healthy.num_requests == 9
 
 
 async def test_rollouts_of_a_failed_replica_move_to_another_and_stay_there():
-    clock, first_client, second_client = Clock(), Local(), Local()
+    clock, first_client, second_client = Clock(), InProcessClient(), InProcessClient()
     replicas = Replicas([(first_client, "m"), (second_client, "m")], "tiny", clock)
     await replicas.respond(make_request(rollout=7))
     first_client.is_down = True
     for _ in range(2):
         await replicas.respond(make_request(rollout=7))
     first_client.is_down = False
-    clock.now += AVOID_S + 1
+    clock.seconds += AVOID_S + 1
     await replicas.respond(make_request(rollout=7))
-    assert (first_client.asked, second_client.asked) == ([7], [7, 7, 7])
+    assert (first_client.rollout_seeds, second_client.rollout_seeds) == ([7], [7, 7, 7])
 
 
 async def test_if_all_replicas_fail_each_gets_one_request_and_all_attempts_are_listed():
@@ -265,7 +265,7 @@ async def test_if_all_replicas_fail_each_gets_one_request_and_all_attempts_are_l
                 await client.respond(make_request())
             attempts_by_url = Counter(line.split(": ")[0] for line in caught.value.attempts)
             assert attempts_by_url == {failing.base_url: 2, stopped: 2}
-        assert failing.requests == 4
+        assert failing.num_requests == 4
 
 
 async def test_an_invalid_response_goes_to_another_replica_without_avoiding_the_first():
@@ -275,7 +275,7 @@ async def test_an_invalid_response_goes_to_another_replica_without_avoiding_the_
                 await client.respond(make_request())
             assert ["not JSON" in line for line in caught.value.attempts] == [True, False]
             await client.respond(make_request())
-        assert (first_server.requests, second_server.requests) == (2, 1)
+        assert (first_server.num_requests, second_server.num_requests) == (2, 1)
 
 
 @pytest.mark.parametrize(("fault", "kind"), [("context", OverlongPromptError), ("404", ModelError)])
@@ -289,23 +289,23 @@ async def test_a_client_error_of_any_replica_is_final(fault: str, kind: type[Exc
             await client.respond(make_request())
         attempts = caught.value.attempts  # pyright: ignore[reportAttributeAccessIssue]
         assert [line.split(": ")[1][:5] for line in attempts] == ["HTTP ", "HTTP "]
-        assert (first_server.requests, second_server.requests) == (1, 1)
+        assert (first_server.num_requests, second_server.num_requests) == (1, 1)
 
 
 async def test_a_client_error_ends_the_avoidance_of_a_replica():
     clock = Clock()
-    faults = ["500", Answer(400, "no")]
+    faults = ["500", HttpResponse(400, "no")]
     async with (
         FaultEndpoint(faults) as first_server,
         FaultEndpoint() as second_server,
         replicas_of(first_server, second_server, clock=clock) as client,
     ):
         await client.respond(make_request())
-        clock.now += AVOID_S + 1
+        clock.seconds += AVOID_S + 1
         with pytest.raises(ModelError, match="no"):
             await client.respond(make_request())
         await asyncio.gather(*(client.respond(make_request()) for _ in range(2)))
-        assert (first_server.requests, second_server.requests) == (3, 2)
+        assert (first_server.num_requests, second_server.num_requests) == (3, 2)
 
 
 async def test_a_cancelled_request_releases_its_replica():
@@ -315,7 +315,7 @@ async def test_a_cancelled_request_releases_its_replica():
         replicas_of(first_server, second_server) as client,
     ):
         hanging = asyncio.create_task(client.respond(make_request(rollout=1)))
-        await first_server.arrived(1)
+        await first_server.wait_for_requests(1)
         hanging.cancel()
         await asyncio.wait([hanging])
         assert [replica.under_way for replica in client._replicas] == [0, 0]
@@ -329,7 +329,7 @@ async def test_a_cancelled_request_reports_the_attempts_of_failed_replicas():
         replicas_of(first_server, second_server, max_retries=1) as client,
     ):
         hanging = asyncio.create_task(client.respond(make_request()))
-        await second_server.arrived(2)
+        await second_server.wait_for_requests(2)
         hanging.cancel()
         with pytest.raises(asyncio.CancelledError) as caught:
             await hanging
@@ -381,7 +381,7 @@ def test_changes_report_the_sum_of_the_limits():
 
 
 async def test_a_reservation_cleared_by_restart_is_not_released_twice():
-    replicas = Replicas([(Local(), "m"), (Local(), "m")], "tiny")
+    replicas = Replicas([(InProcessClient(), "m"), (InProcessClient(), "m")], "tiny")
     await replicas.limiter.reserve()
     replicas.limiter.restart()
     replicas.limiter.unreserve()
@@ -389,11 +389,11 @@ async def test_a_reservation_cleared_by_restart_is_not_released_twice():
 
 
 def test_the_limiter_implements_the_admission_limiter_protocol():
-    assert isinstance(Replicas([(Local(), "m")], "tiny").limiter_now, AdmissionLimiter)
+    assert isinstance(Replicas([(InProcessClient(), "m")], "tiny").limiter_now, AdmissionLimiter)
 
 
 def test_reservations_are_reset_in_each_event_loop():
-    clients = [Local(), Local()]
+    clients = [InProcessClient(), InProcessClient()]
     replicas = Replicas([(client, "m") for client in clients], "tiny")
 
     async def reserve_without_release() -> int:

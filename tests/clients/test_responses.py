@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from api_endpoint import ApiEndpoint, openai_response
-from fault_endpoint import Answer, Fault
+from fault_endpoint import Fault, HttpResponse
 
 import rove
 from rove.clients.openai import ResponsesClient
@@ -81,7 +81,11 @@ TRANSIENT: dict[str, tuple[Fault, str, type[Exception]]] = {
     "429": ("429", "HTTP 429: ", InfraError),
     "500": ("500", "HTTP 500: ", InfraError),
     "garbage": ("garbage", "not JSON .*Bad gateway", InvalidModelResponseError),
-    "error as success": (Answer(body={"error": "busy"}), "not a finished OpenAI response", InvalidModelResponseError),
+    "error as success": (
+        HttpResponse(body={"error": "busy"}),
+        "not a finished OpenAI response",
+        InvalidModelResponseError,
+    ),
 }
 
 
@@ -95,26 +99,26 @@ async def test_transient_failures_are_retried(name: str):
     async with responses_endpoint(fault) as server:
         with pytest.raises(kind, match=line):
             await get_response(server.base_url, max_retries=2)
-    assert server.requests == 3
+    assert server.num_requests == 3
 
 
 async def test_a_prompt_that_is_too_long_raises_overlong_prompt_error():
     async with responses_endpoint("context") as server:
         with pytest.raises(OverlongPromptError, match="maximum context length"):
             await get_response(server.base_url)
-    assert server.requests == 1
+    assert server.num_requests == 1
 
 
 async def test_a_failed_response_is_a_model_error():
     failed = openai_response("") | {"status": "failed", "error": {"code": "server_error", "message": "out of luck"}}
-    async with responses_endpoint(Answer(body=failed)) as server:
+    async with responses_endpoint(HttpResponse(body=failed)) as server:
         with pytest.raises(ModelError, match="out of luck"):
             await get_response(server.base_url)
-    assert server.requests == 1
+    assert server.num_requests == 1
 
 
 async def test_the_api_key_is_masked_in_errors():
-    async with responses_endpoint(Answer(401, "wrong key: sk-secret")) as server:
+    async with responses_endpoint(HttpResponse(401, "wrong key: sk-secret")) as server:
         with pytest.raises(ModelError, match=r"wrong key: \*\*\*") as caught:
             await get_response(server.base_url, api_key="sk-secret")
     assert "sk-secret" not in str(caught.value)
@@ -124,7 +128,7 @@ async def test_a_raw_text_is_rejected_before_any_request():
     async with responses_endpoint() as server:
         with pytest.raises(ConfigError, match="cannot continue a raw text; expected messages: use .*'chat'"):
             await get_response(server.base_url, Request([], text="Once upon"))
-    assert server.requests == 0
+    assert server.num_requests == 0
 
 
 def test_the_client_is_exported_by_the_package():

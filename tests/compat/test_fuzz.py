@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from compat_cases import FUZZ, KINDS, Side
+from compat_cases import FUZZ, KINDS, LibraryWorker
 from hypothesis import HealthCheck, Phase, given, settings
 
 EXAMPLES = 1000
 
 
 @pytest.fixture(scope="module")
-def ours() -> Iterator[Side]:
-    side = Side("rove")
+def rove_worker() -> Iterator[LibraryWorker]:
+    side = LibraryWorker("rove")
     yield side
     side.close()
 
@@ -47,19 +47,19 @@ def recorded(kind: str) -> list[Any]:
 
 @pytest.mark.broad
 @pytest.mark.parametrize("kind", KINDS)
-def test_rove_matches_the_recorded_results_of_the_real_library(kind: str, ours: Side) -> None:
+def test_rove_matches_the_recorded_results_of_the_real_library(kind: str, rove_worker: LibraryWorker) -> None:
     cases = recorded(kind)
     assert len(cases) >= 50
     for case, expected in cases:
-        assert ours.ask(kind, case) == expected, case
+        assert rove_worker.run_case(kind, case) == expected, case
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("kind", ["parsers", "rubrics", "stops"])
 def test_the_cases_detect_the_fixed_mode(kind: str) -> None:
-    side = Side("rove", ROVE_COMPAT="fixed")
+    side = LibraryWorker("rove", ROVE_COMPAT="fixed")
     try:
-        assert any(side.ask(kind, case) != expected for case, expected in recorded(kind))
+        assert any(side.run_case(kind, case) != expected for case, expected in recorded(kind))
     finally:
         side.close()
 
@@ -69,11 +69,11 @@ def test_the_cases_detect_the_fixed_mode(kind: str) -> None:
     "ROVE_VERIFIERS_031" not in os.environ, reason="ROVE_VERIFIERS_031 names no Python with verifiers 0.3.1"
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_rove_and_the_real_library_agree_on_many_cases(kind: str, ours: Side) -> None:
-    real = Side("real", os.environ["ROVE_VERIFIERS_031"])
+def test_rove_and_the_real_library_agree_on_many_cases(kind: str, rove_worker: LibraryWorker) -> None:
+    real = LibraryWorker("real", os.environ["ROVE_VERIFIERS_031"])
 
     def check(case: Any) -> None:
-        assert ours.ask(kind, case) == real.ask(kind, case), case
+        assert rove_worker.run_case(kind, case) == real.run_case(kind, case), case
 
     try:
         for_each_case(kind, EXAMPLES, check)
@@ -83,10 +83,10 @@ def test_rove_and_the_real_library_agree_on_many_cases(kind: str, ours: Side) ->
 
 def record_results(python: str, number: int = 50) -> None:
     """Record the results of the real library in the file."""
-    real = Side("real", python)
+    real = LibraryWorker("real", python)
     results: dict[str, list[Any]] = {kind: [] for kind in KINDS}
     for kind in KINDS:
-        for_each_case(kind, number, lambda case, kind=kind: results[kind].append([case, real.ask(kind, case)]))
+        for_each_case(kind, number, lambda case, kind=kind: results[kind].append([case, real.run_case(kind, case)]))
     real.close()
     lines = ",\n".join(
         f'"{kind}": [\n' + ",\n".join(json.dumps(case) for case in cases) + "\n]" for kind, cases in results.items()

@@ -15,8 +15,8 @@ from typing import Any
 
 import compat_integrations
 import pytest
-from libraries import needs_library
-from toys import says
+from libraries import requires_library
+from toy_envs import scripted_client
 
 import rove
 import rove.compat.verifiers as vf
@@ -36,14 +36,16 @@ def recorded(name: str, library: str) -> Any:
 
 
 @pytest.mark.slow
-@needs_library("reasoning_gym", "rove[reasoning-gym]")
+@requires_library("reasoning_gym", "rove[reasoning-gym]")
 def test_reasoning_gym_matches_v0() -> None:
-    assert json.loads(json.dumps(compat_integrations.reasoning(vf))) == recorded("reasoning_gym", "reasoning-gym")
+    assert json.loads(json.dumps(compat_integrations.reasoning_gym_results(vf))) == recorded(
+        "reasoning_gym", "reasoning-gym"
+    )
 
 
 @pytest.mark.slow
-@needs_library("nltk", "nltk")
-@needs_library("textarena", "rove[textarena]")
+@requires_library("nltk", "nltk")
+@requires_library("textarena", "rove[textarena]")
 def test_text_arena_matches_v0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus, tagger = tmp_path / "corpora/words", tmp_path / "taggers/averaged_perceptron_tagger_eng"
     for folder in (corpus, tagger):
@@ -54,7 +56,7 @@ def test_text_arena_matches_v0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for name, data in tagger_data.items():
         (tagger / f"averaged_perceptron_tagger_eng.{name}.json").write_text(json.dumps(data))
     monkeypatch.setenv("NLTK_DATA", str(tmp_path))
-    assert json.loads(json.dumps(compat_integrations.words(vf))) == recorded("text_arena", "textarena")
+    assert json.loads(json.dumps(compat_integrations.text_arena_results(vf))) == recorded("text_arena", "textarena")
 
 
 def render(observation: dict[str, Any], context: str, seed: int | None = None) -> list[dict[str, str]]:
@@ -62,14 +64,14 @@ def render(observation: dict[str, Any], context: str, seed: int | None = None) -
 
 
 def test_rollouts_with_a_running_open_env_server_match_v0() -> None:
-    async def go() -> list[rove.RolloutRecord]:
+    async def main() -> list[rove.RolloutRecord]:
         async with serving(Guessing().app()) as url:
             env = vf.OpenEnvEnv(
                 url, num_train_examples=1, num_eval_examples=2, seed=3, prompt_renderer=render, max_turns=9
             )
-            return await rove.generate(env, says(lambda messages, state, rng: str(len(messages) // 2)))
+            return await rove.generate(env, scripted_client(lambda messages, state, rng: str(len(messages) // 2)))
 
-    records = asyncio.run(go())
+    records = asyncio.run(main())
     assert [record.prompt[0]["content"] for record in records] == ["reset 0 to 9 #4", "reset 0 to 9 #5"]
     assert [(record.reward, len(record.steps), record.stop_condition) for record in records] == [
         (1.0, 6, "openenv_done"),  # as in v0, the last step follows the end of the game
@@ -123,7 +125,7 @@ def test_smolagents_tools_can_be_used() -> None:
             [double, add], max_steps=3, mask_env_response=True, dataset=[{"question": "?", "answer": ""}]
         )
     assert [tool_def.name for tool_def in env.tool_defs] == ["double", "add"]
-    [record] = asyncio.run(rove.generate(env, says(play)))
+    [record] = asyncio.run(rove.generate(env, scripted_client(play)))
     assert record.completion[-1]["content"] == "42"
     assert record.scores is not None
     assert record.scores.metrics["double_calls"] == 1.0
@@ -162,7 +164,7 @@ def length_env(power: int) -> vf.SingleTurnEnv:
 
 
 def test_rollouts_can_be_rescored(tmp_path: Path) -> None:
-    asyncio.run(rove.evaluate(length_env(1), says("four"), run=tmp_path / "run"))
+    asyncio.run(rove.evaluate(length_env(1), scripted_client("four"), run=tmp_path / "run"))
     rescored = rove.rescore(length_env(2).__rove_environment__(), Run(tmp_path / "run"), into=tmp_path / "again")
     summary = asyncio.run(rescored)
     assert (summary.reward.mean, summary.scored, summary.failed) == (16.0, 3, 0)

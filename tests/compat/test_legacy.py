@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from commands import in_this_process
+from commands import in_process_rove
 
 import rove
 import rove.compat
@@ -61,19 +61,19 @@ class Judge:
 
     def __init__(self, is_async: bool):
         self.is_async = is_async
-        self.asked: list[str] = []
+        self.prompts: list[str] = []
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self.create))
 
     def create(self, model: str, messages: list[Any]) -> Any:
-        self.asked.append(messages[0]["content"])
+        self.prompts.append(messages[0]["content"])
         message = SimpleNamespace(content="Yes." if "answer:\n```\n4\n" in messages[0]["content"] else "no")
         reply = SimpleNamespace(choices=[SimpleNamespace(message=message)])
 
-        async def later() -> Any:
+        async def judge_async() -> Any:
             await asyncio.sleep(0)
             return reply
 
-        return later() if self.is_async else reply
+        return judge_async() if self.is_async else reply
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -84,7 +84,7 @@ def test_a_judge_can_be_called_with_and_without_await(is_async: bool) -> None:
     def sync(prompt: Any, completion: Any, answer: str, state: State) -> float:
         return float("yes" in rubric.judge(prompt, completion, answer, state).lower())
 
-    async def later(judge: Any, prompt: Any, completion: Any, answer: str, state: State) -> float:
+    async def judge_async(judge: Any, prompt: Any, completion: Any, answer: str, state: State) -> float:
         replies = await asyncio.gather(judge(prompt, completion, answer, state), judge(prompt, completion, answer))
         return float(all("yes" in reply.lower() for reply in replies))
 
@@ -94,14 +94,14 @@ def test_a_judge_can_be_called_with_and_without_await(is_async: bool) -> None:
 
         return scored()
 
-    for func in (sync, later, passed_on):
+    for func in (sync, judge_async, passed_on):
         rubric.add_reward_func(func)
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=rubric)
     assert [output["metrics"] for output in outputs(env, scripted_client("4"))] == [
-        {"sync": 1.0, "later": 1.0, "passed_on": 1.0, "num_turns": 1.0},
-        {"sync": 0.0, "later": 0.0, "passed_on": 0.0, "num_turns": 1.0},
+        {"sync": 1.0, "judge_async": 1.0, "passed_on": 1.0, "num_turns": 1.0},
+        {"sync": 0.0, "judge_async": 0.0, "passed_on": 0.0, "num_turns": 1.0},
     ]
-    assert len(judge.asked) == 4  # two calls (with and without the state) for each of two rows
+    assert len(judge.prompts) == 4  # two calls (with and without the state) for each of two rows
 
 
 def test_errors_of_a_sync_judge_are_reported() -> None:
@@ -181,7 +181,7 @@ def right(completion: Any, answer: str) -> float:
 
 
 def test_the_function_lists_of_a_rubric_can_be_set(caplog: pytest.LogCaptureFixture) -> None:
-    class Lists(vf.Rubric):
+    class AssignedLists(vf.Rubric):
         def __init__(self, **kwargs: Any):
             super().__init__(**kwargs)
             self.reward_funcs = [right, self.one]
@@ -190,7 +190,7 @@ def test_the_function_lists_of_a_rubric_can_be_set(caplog: pytest.LogCaptureFixt
         def one(self) -> float:
             return 1.0
 
-    rubric = Lists(parallelize_scoring=False)
+    rubric = AssignedLists(parallelize_scoring=False)
     assert rubric.get_reward_func_names() == ["right", "one"] and not rubric.parallelize_scoring  # type: ignore[attr-defined]
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=rubric)
     assert [output["reward"] for output in outputs(env, scripted_client("4"))] == [1.0, 0.0]
@@ -200,7 +200,7 @@ def test_the_function_lists_of_a_rubric_can_be_set(caplog: pytest.LogCaptureFixt
 
 
 def test_overridden_methods_for_function_lists_are_used() -> None:
-    class Asked(vf.Rubric):
+    class OverriddenMethods(vf.Rubric):
         def get_reward_funcs(self) -> list[Any]:
             return [right]
 
@@ -210,7 +210,7 @@ def test_overridden_methods_for_function_lists_are_used() -> None:
         def get_reward_func_names(self) -> list[str]:
             return ["other"]
 
-    first, second = outputs(vf.SingleTurnEnv(dataset=ROWS, rubric=Asked()), scripted_client("4"))
+    first, second = outputs(vf.SingleTurnEnv(dataset=ROWS, rubric=OverriddenMethods()), scripted_client("4"))
     assert (first["reward"], second["reward"]) == (3.0, 0.0)
 
 
@@ -225,7 +225,7 @@ def test_unknown_keywords_of_a_rubric_are_refused_when_fixed(monkeypatch: pytest
 
 
 def test_groups_can_be_scored_with_legacy_methods() -> None:
-    class Rank(vf.Rubric):
+    class RankingRubric(vf.Rubric):
         async def score_rollouts(self, prompts: Any, completions: Any, *extra: Any, **kwargs: Any) -> Any:
             scores = await super().score_rollouts(prompts, completions, *extra, **kwargs)
             longest = max(len(completion[-1]["content"]) for completion in completions)
@@ -233,7 +233,7 @@ def test_groups_can_be_scored_with_legacy_methods() -> None:
             return vf.RolloutScores(reward=ranks, metrics={**scores.metrics, "rank": ranks})
 
     answers = iter(["a", "bbb", "cc", "dd"])
-    env = vf.SingleTurnEnv(dataset=ROWS, rubric=Rank(funcs=[right]))
+    env = vf.SingleTurnEnv(dataset=ROWS, rubric=RankingRubric(funcs=[right]))
     client = rove.ScriptedClient(lambda messages, state, rng: next(answers))
     rows = outputs(env, client, rollouts_per_example=2, max_concurrent=1)
     assert [output["reward"] for output in rows] == [0.0, 1.0, 1.0, 1.0]
@@ -425,16 +425,16 @@ def test_pydantic_fields_describe_tool_arguments() -> None:
     from typing import Annotated
 
     def look(
-        place: Annotated[int, pydantic.Field(description="Which one.", ge=1)],
+        number: Annotated[int, pydantic.Field(description="Which one.", ge=1)],
         color: str = pydantic.Field("red", description="Its color."),
         size: Annotated[str, "How big."] = "m",
     ) -> str:
-        return f"{place}{color}{size}"
+        return f"{number}{color}{size}"
 
-    look.__annotations__ = {"place": Annotated[int, pydantic.Field(description="Which one.", ge=1)], "color": str}
+    look.__annotations__ = {"number": Annotated[int, pydantic.Field(description="Which one.", ge=1)], "color": str}
     look.__annotations__["size"] = Annotated[str, "How big."]
     properties = tool_module.convert_func_to_tool_def(look).parameters["properties"]
-    assert properties["place"] == {"description": "Which one.", "minimum": 1, "type": "integer", "title": "Place"}
+    assert properties["number"] == {"description": "Which one.", "minimum": 1, "type": "integer", "title": "Number"}
     assert properties["color"] == {"description": "Its color.", "default": "red", "type": "string", "title": "Color"}
     assert properties["size"] == {"description": "How big.", "default": "m", "type": "string", "title": "Size"}
 
@@ -492,7 +492,7 @@ def test_rove_eval_reports_a_broken_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_broken_package(tmp_path)
-    command = in_this_process(tmp_path, monkeypatch, capsys)
+    command = in_process_rove(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(
         "rove.stages.evaluation.make_client",
         lambda *args, **options: rove.ScriptedClient(lambda messages, state, rng: "4"),

@@ -21,7 +21,7 @@ OPEN_REQUIREMENTS = {"0.1.2": ">=0.1.2", "0.1.6": ">=0.1.2"}
 
 
 @cache
-def ours(release: str, requirement: str) -> dict[str, Any]:
+def rove_results(release: str, requirement: str) -> dict[str, Any]:
     return results("all", release, requirement=requirement)
 
 
@@ -35,7 +35,7 @@ def test_at_least_ten_methods_are_overridden_in_each_release() -> None:
 
 @pytest.mark.parametrize(("release", "case"), some_broad(CASES, 8))
 def test_rows_match_those_of_the_real_release(release: str, case: str) -> None:
-    real, run = recorded(release)[case], ours(release, "")
+    real, run = recorded(release)[case], rove_results(release, "")
     assert run["rove"][case] == real
     assert run["bridge"][case].get("rows") == real["rows"], run["bridge"][case]
     assert run["bridge"][case]["asked"] == real["asked"]
@@ -44,7 +44,7 @@ def test_rows_match_those_of_the_real_release(release: str, case: str) -> None:
 @pytest.mark.broad
 @pytest.mark.parametrize("release", first_quick(OPEN_REQUIREMENTS, broad=0))
 def test_a_package_with_an_open_requirement_has_the_same_rows(release: str) -> None:
-    run = ours(release, OPEN_REQUIREMENTS[release])["rove"]
+    run = rove_results(release, OPEN_REQUIREMENTS[release])["rove"]
     assert {case: run[case] for case in run} == {case: recorded(release)[case] for case in run}
 
 

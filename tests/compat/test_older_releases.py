@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 ROWS = [{"question": f"{i}+{i}?", "answer": str(2 * i)} for i in range(1, 6)]
 
 
-def four(messages: Any, state: Any, rng: Any) -> str:
+def answer_four(messages: Any, state: Any, rng: Any) -> str:
     return "4"
 
 
@@ -107,7 +107,7 @@ def test_an_open_requirement_gets_the_math_rubric_of_the_recognized_release(tmp_
 # Completion of a rollout
 
 
-def test_an_own_is_completed_is_asked_before_each_turn_only() -> None:
+def test_an_overridden_is_completed_is_called_only_before_each_turn() -> None:
     class Play(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
             state["replies"] = state.get("replies", 0) + 1
@@ -117,14 +117,14 @@ def test_an_own_is_completed_is_asked_before_each_turn_only() -> None:
             return state.get("replies", 0) >= 2
 
     env = Play(dataset=ROWS[:1], rubric=vf.Rubric())
-    [output] = env.evaluate_sync(rove.ScriptedClient(four), "m", state_columns=["trajectory"])["outputs"]
+    [output] = env.evaluate_sync(rove.ScriptedClient(answer_four), "m", state_columns=["trajectory"])["outputs"]
     assert len(output["trajectory"]) == 3 and output["stop_condition"] == "is_completed"
 
 
 @pytest.mark.parametrize(
     "arguments", ["state", "state, **kw", "state, limit=3, **options", "state, *rest", "*rest", "s"]
 )
-def test_an_is_completed_without_messages_is_asked_with_the_state(arguments: str) -> None:
+def test_an_is_completed_without_messages_is_called_with_the_state(arguments: str) -> None:
     names: dict[str, Any] = {"__name__": __name__}
     exec(f"async def is_completed(self, {arguments}):\n    return len(self.asked.append(1) or self.asked) > 3", names)
 
@@ -136,20 +136,20 @@ def test_an_is_completed_without_messages_is_asked_with_the_state(arguments: str
             return [{"role": "user", "content": "on"}]
 
     env = Play(dataset=ROWS[:1], rubric=vf.Rubric())
-    [output] = env.evaluate_sync(rove.ScriptedClient(four), "m", state_columns=["trajectory"])["outputs"]
+    [output] = env.evaluate_sync(rove.ScriptedClient(answer_four), "m", state_columns=["trajectory"])["outputs"]
     assert len(output["trajectory"]) == 3 and output["stop_condition"] == "is_completed"
 
 
 @pytest.mark.parametrize(
     "arguments", ["messages, state", "messages, state, **kw", "chat, s, **kw", "*, messages, state"]
 )
-def test_an_is_completed_with_messages_is_an_old_one(arguments: str) -> None:
+def test_an_is_completed_with_messages_belongs_to_an_old_release(arguments: str) -> None:
     names: dict[str, Any] = {"__name__": __name__}
     exec(f"def is_completed(self, {arguments}): pass", names)
     assert takes_messages(parameter_names(names["is_completed"]))
 
 
-def test_an_error_ends_a_rollout_with_an_own_is_completed() -> None:
+def test_an_error_ends_a_rollout_with_an_overridden_is_completed() -> None:
     class Fail(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
             raise vf.ToolError("broken")
@@ -158,7 +158,7 @@ def test_an_error_ends_a_rollout_with_an_own_is_completed() -> None:
             return False
 
     env = Fail(dataset=ROWS[:1], rubric=vf.Rubric())
-    [output] = env.evaluate_sync(rove.ScriptedClient(four), "m")["outputs"]
+    [output] = env.evaluate_sync(rove.ScriptedClient(answer_four), "m")["outputs"]
     assert output["stop_condition"] == "has_error" and output["error"]["error"] == "ToolError"
 
 
@@ -302,8 +302,8 @@ def test_tools_can_be_set_in_the_form_of_openai() -> None:
             requests.append(request)
             return await super().respond(request)
 
-    [record] = asyncio.run(rove.generate(env, Records(four)))
-    env.evaluate_sync(Records(four), "m")
+    [record] = asyncio.run(rove.generate(env, Records(answer_four)))
+    env.evaluate_sync(Records(answer_four), "m")
     names = ["add", "appended", "set", "lookup", "in_state", "appended_in_state"]
     for tools in (record.tools, requests[0].tools, requests[1].tools):
         assert [tool["function"]["name"] for tool in tools or []] == names
@@ -312,7 +312,7 @@ def test_tools_can_be_set_in_the_form_of_openai() -> None:
 
 
 def test_the_client_of_a_state_has_the_method_of_the_client_of_openai() -> None:
-    class Asks(vf.SingleTurnEnv):
+    class QueriesModel(vf.SingleTurnEnv):
         async def setup_state(self, state: Any, **kwargs: Any) -> Any:
             messages = [{"role": "user", "content": "2+2?"}]
             create = state["client"].chat.completions.create
@@ -320,10 +320,10 @@ def test_the_client_of_a_state_has_the_method_of_the_client_of_openai() -> None:
             state["hint"] = response.choices[0].message.content
             return state
 
-    env = Asks(dataset=ROWS[:1], rubric=vf.Rubric())
-    [output] = env.evaluate_sync(rove.ScriptedClient(four), "m", state_columns=["hint"])["outputs"]
+    env = QueriesModel(dataset=ROWS[:1], rubric=vf.Rubric())
+    [output] = env.evaluate_sync(rove.ScriptedClient(answer_four), "m", state_columns=["hint"])["outputs"]
     assert output["hint"] == "4"
-    [record] = asyncio.run(rove.generate(env, rove.ScriptedClient(four)))
+    [record] = asyncio.run(rove.generate(env, rove.ScriptedClient(answer_four)))
     assert len(record.steps) == len(record.model_roles["environment"]) == 1
 
 
@@ -335,19 +335,19 @@ def test_independent_scoring_calls_score_rollout() -> None:
         async def score_rollout(self, state: Any) -> None:
             state.update(reward=7.0, metrics={"own": 7.0})
 
-    class Older(vf.Rubric):
+    class OldSignatureRubric(vf.Rubric):
         async def score_rollout(self, prompt: Any, completion: Any, *row_values: Any, **kwargs: Any) -> Any:
             return vf.RolloutScore(reward=3.0, metrics={"older": 3.0})
 
-    for rubric, reward in ((Own(funcs=[right]), 7.0), (Older(funcs=[right]), 3.0)):
+    for rubric, reward in ((Own(funcs=[right]), 7.0), (OldSignatureRubric(funcs=[right]), 3.0)):
         env = vf.SingleTurnEnv(dataset=ROWS[1:2], rubric=rubric)
         for member in (env, vf.EnvGroup([env])):
-            [output] = member.evaluate_sync(rove.ScriptedClient(four), "m", independent_scoring=True)["outputs"]
+            [output] = member.evaluate_sync(rove.ScriptedClient(answer_four), "m", independent_scoring=True)["outputs"]
             assert output["reward"] == reward
             row = member.get_dataset()[0]
-            assert asyncio.run(member.run_rollout(row, rove.ScriptedClient(four), "m", {}))["reward"] == reward
+            assert asyncio.run(member.run_rollout(row, rove.ScriptedClient(answer_four), "m", {}))["reward"] == reward
     [output] = vf.SingleTurnEnv(dataset=ROWS[1:2], rubric=Own(funcs=[right])).evaluate_sync(
-        rove.ScriptedClient(four), "m"
+        rove.ScriptedClient(answer_four), "m"
     )["outputs"]
     assert output["reward"] == 1.0  # as a group
 

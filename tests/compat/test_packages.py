@@ -24,18 +24,18 @@ def recorded(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ours() -> dict[str, Any]:
+def rove_results() -> dict[str, Any]:
     return results("rove+bridge")
 
 
 @pytest.fixture
-def aliased(ours: dict[str, Any]) -> dict[str, Any]:
-    return ours["rove"]
+def aliased(rove_results: dict[str, Any]) -> dict[str, Any]:
+    return rove_results["rove"]
 
 
 @pytest.fixture
-def bridged(ours: dict[str, Any]) -> dict[str, Any]:
-    return ours["bridge"]
+def bridged(rove_results: dict[str, Any]) -> dict[str, Any]:
+    return rove_results["bridge"]
 
 
 def without_question(requests: list[Any]) -> list[str]:

@@ -51,7 +51,7 @@ def test_results_become_a_dataset_that_can_be_sorted(script: dict[str, Any]) -> 
     assert (row["answer"], row["reward"]) == ("4", pytest.approx(1.2))
 
 
-def test_the_dataset_has_the_columns_that_it_is_asked_for(script: dict[str, Any]) -> None:
+def test_the_dataset_has_the_requested_columns(script: dict[str, Any]) -> None:
     make_dataset, results = script["vf_env"].make_dataset, script["results"]
     assert {"prompt", "completion", "answer", "reward"} <= set(make_dataset(results).column_names)
     with pytest.warns(UserWarning, match=r"skips 'turn', .* evaluate\(state_columns=\['turn'\]\)"):

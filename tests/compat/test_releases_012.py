@@ -26,7 +26,7 @@ def recorded(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ours() -> dict[str, Any]:
+def rove_results() -> dict[str, Any]:
     return results("rove+bridge")
 
 
@@ -45,9 +45,9 @@ def test_there_are_ten_packages_with_varied_rewards() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["rove", "bridge"])
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_match_those_of_the_real_library(name: str, mode: str, ours: dict[str, Any]) -> None:
-    assert "rows" in ours[mode][name], ours[mode][name]
-    rows, real = sorted_rows(ours[mode][name]["rows"]), sorted_rows(recorded(name)["rows"])
+def test_rows_match_those_of_the_real_library(name: str, mode: str, rove_results: dict[str, Any]) -> None:
+    assert "rows" in rove_results[mode][name], rove_results[mode][name]
+    rows, real = sorted_rows(rove_results[mode][name]["rows"]), sorted_rows(recorded(name)["rows"])
     assert [row["prompt"] for row in rows] == [row["prompt"] for row in real]
     assert [row["completion"] for row in rows] == [row["completion"] for row in real]
     assert [row["reward"] for row in rows] == pytest.approx([row["reward"] for row in real], abs=1e-12)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Rove, in_this_process
+from commands import Rove, in_process_rove
 from compat_runner import RECORDED
 from compat_server import ScriptedServer
 from fakes import tiny_model
@@ -44,7 +44,7 @@ verifiers.utils.error_utils verifiers.legacy.envs.environment verifiers.trainers
 
 
 @pytest.fixture
-def alone() -> Iterator[None]:
+def clean_modules() -> Iterator[None]:
     """Remove the alias, the module `verifiers` and the imported test packages before and after the test."""
 
     def clean() -> None:
@@ -58,20 +58,20 @@ def alone() -> Iterator[None]:
     clean()
 
 
-class Says:
+class SequenceClient:
     """A rove client that returns the same sequence of responses in every rollout."""
 
     max_concurrent = 8
 
-    def __init__(self, *said: Any, finish: str = "stop"):
-        self.said = said
+    def __init__(self, *replies: Any, finish: str = "stop"):
+        self.replies = replies
         self.finish = finish
-        self.asked: list[rove.Request] = []
+        self.requests: list[rove.Request] = []
 
     async def respond(self, request: rove.Request) -> rove.Response:
-        self.asked.append(request)
+        self.requests.append(request)
         turn = sum(message["role"] == "assistant" for message in request.messages)
-        reply = self.said[min(turn, len(self.said) - 1)]
+        reply = self.replies[min(turn, len(self.replies) - 1)]
         message = (
             rove.AssistantMessage(reply) if isinstance(reply, str) else rove.AssistantMessage(None, tool_calls=reply)
         )
@@ -103,7 +103,7 @@ def four(completion: Any, answer: str) -> float:
 # The alias
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("clean_modules")
 def test_every_module_path_can_be_imported() -> None:
     rove.compat.install()
     for path in MODULE_PATHS:
@@ -145,7 +145,7 @@ NAMES_OF_MODULES = {
 }
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("clean_modules")
 def test_names_can_be_imported_from_their_v0_modules() -> None:
     rove.compat.install()
     for path, names in NAMES_OF_MODULES.items():
@@ -154,7 +154,7 @@ def test_names_can_be_imported_from_their_v0_modules() -> None:
             assert getattr(module, name) is not None
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("clean_modules")
 def test_star_imports_have_the_names_of_0_3_1_and_no_older_names() -> None:
     rove.compat.install()
     names: dict[str, Any] = {}
@@ -189,7 +189,7 @@ def test_missing_names_are_reported(path: str, message: str) -> None:
     assert message in reason and bool(reason) == bool(message)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("clean_modules")
 def test_install_is_idempotent_and_uninstall_reverts_it() -> None:
     meta_path_before = list(sys.meta_path)
     rove.compat.install()
@@ -204,7 +204,7 @@ def test_install_is_idempotent_and_uninstall_reverts_it() -> None:
 
 
 @pytest.fixture
-def installed_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: None) -> Path:
+def installed_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_modules: None) -> Path:
     """Create another module `verifiers`, as if the library were installed."""
     (tmp_path / "verifiers.py").write_text("__version__ = '0.3.1'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -237,7 +237,7 @@ def test_an_installed_library_can_be_replaced(installed_library: Path) -> None:
 # Environments run by rove
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("clean_modules")
 def test_load_environment_returns_a_rove_environment() -> None:
     rove.compat.install()
     env = load_environment("guess_number", env_dir=PACKAGES)
@@ -252,8 +252,10 @@ def test_load_environment_returns_a_rove_environment() -> None:
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], alone: None) -> Rove:
-    return in_this_process(tmp_path, monkeypatch, capsys)
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], clean_modules: None
+) -> Rove:
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 def test_rove_eval_enables_the_alias_by_itself(command: Rove) -> None:
@@ -332,10 +334,10 @@ def test_the_course_trains_unchanged(command: Rove, tmp_path: Path) -> None:
 
 async def test_datasets_can_be_plain_lists() -> None:
     env = vf.SingleTurnEnv(dataset=ROWS, system_prompt="Be brief.", rubric=vf.Rubric(funcs=[four]))
-    client = Says("4")
+    client = SequenceClient("4")
     records = await rove.generate(env, client)
     assert [record.reward for record in records] == [1.0, 0.0]
-    assert [message["content"] for message in client.asked[0].messages] == ["Be brief.", "2+2?"]
+    assert [message["content"] for message in client.requests[0].messages] == ["Be brief.", "2+2?"]
     assert [record.answer for record in records] == ["4", "6"]
     table = env.get_dataset(seed=1)
     assert sorted(table["answer"]) == ["4", "6"]
@@ -352,7 +354,7 @@ async def test_an_environment_is_torn_down_after_its_last_run() -> None:
 
     env = Ends(dataset=ROWS, rubric=vf.Rubric(funcs=[four]))
     assert env.__rove_environment__() is env.__rove_environment__()
-    await asyncio.gather(*(rove.evaluate(env, Says("4")) for _ in range(2)))
+    await asyncio.gather(*(rove.evaluate(env, SequenceClient("4")) for _ in range(2)))
     assert teardowns == [1]
 
 
@@ -362,10 +364,10 @@ async def test_errors_affect_only_their_rollout() -> None:
             raise KeyError(state["answer"])
 
     env = Broken(dataset=ROWS, rubric=vf.Rubric(funcs=[four]), max_turns=3)
-    results = await env.evaluate(Says("4"), "m")
+    results = await env.evaluate(SequenceClient("4"), "m")
     assert [output["error"]["error"] for output in results["outputs"]] == ["KeyError", "KeyError"]
     assert results["metadata"]["avg_error"] == 1.0
-    records = await rove.generate(env, Says("4"))
+    records = await rove.generate(env, SequenceClient("4"))
     assert [(record.error.type, record.error.message) for record in records if record.error] == [
         ("KeyError", "'4'"),
         ("KeyError", "'6'"),
@@ -382,7 +384,7 @@ async def test_env_response_may_return_a_message_and_a_state() -> None:
 
     env = Asks(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[lambda state: float(state["asked"])]), max_turns=2)
     with pytest.warns(FutureWarning, match="return the messages"):
-        [record] = await rove.generate(env, Says("4"))
+        [record] = await rove.generate(env, SequenceClient("4"))
     assert record.reward == 1.0 and [message["content"] for message in record.completion] == ["4", "Sure?", "4"]
 
 
@@ -398,7 +400,7 @@ async def test_a_rollout_that_times_out_is_cleaned_up() -> None:
             closed.append(len(state["completion"]))
 
     env = Slow(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four])).__rove_environment__()
-    [record] = await rove.generate(env, Says("4"), limits=rove.Limits(timeout_seconds=0.05))
+    [record] = await rove.generate(env, SequenceClient("4"), limits=rove.Limits(timeout_seconds=0.05))
     assert closed == [1]
     assert record.stop_condition == "timeout_reached"
     assert len(record.steps) == 1
@@ -410,7 +412,7 @@ async def test_a_timed_out_rollout_is_scored() -> None:
             await asyncio.sleep(60)
 
     env = Slow(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), timeout_seconds=0.05)
-    [record] = await rove.generate(env, Says("4"))
+    [record] = await rove.generate(env, SequenceClient("4"))
     assert (record.stop_condition, record.reward, record.error) == ("timeout_reached", 1.0, None)
 
 
@@ -420,7 +422,7 @@ async def test_the_limits_of_a_run_are_enforced() -> None:
             return "go on"
 
     env = Talk(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]))
-    [record] = await rove.generate(env, Says("4"), limits=rove.Limits(max_turns=2))
+    [record] = await rove.generate(env, SequenceClient("4"), limits=rove.Limits(max_turns=2))
     assert (record.stop_condition, len(record.steps), record.reward) == ("max_turns_reached", 2, 1.0)
     assert record.error is None
 
@@ -436,15 +438,15 @@ async def test_model_calls_of_the_environment_have_their_own_seeds_and_role() ->
             return [vf.UserMessage(content=responses[0].message.content)]
 
     env = Asks(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
-    client = Says("4")
+    client = SequenceClient("4")
     [record] = await rove.generate(env, client)
     assert len(record.steps) == 2
     assert len(record.model_roles["environment"]) == 2
-    assert len({request.seed for request in client.asked}) == 4
-    assert [request.sampling_params.temperature for request in client.asked] == [None, 0.5, None, None]
-    other_client = Says("4")
+    assert len({request.seed for request in client.requests}) == 4
+    assert [request.sampling_params.temperature for request in client.requests] == [None, 0.5, None, None]
+    other_client = SequenceClient("4")
     await rove.generate(env, other_client)
-    assert [request.seed for request in other_client.asked] == [request.seed for request in client.asked]
+    assert [request.seed for request in other_client.requests] == [request.seed for request in client.requests]
 
 
 async def test_turns_are_recorded_if_the_package_copies_responses() -> None:
@@ -463,7 +465,7 @@ async def test_turns_are_recorded_if_the_package_copies_responses() -> None:
 
     for env_class in (Copies, CopiesInOldLoop):
         env = env_class(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=3)
-        [record] = await rove.generate(env, Says("1", "2", "3"))
+        [record] = await rove.generate(env, SequenceClient("1", "2", "3"))
         assert [step.completion[0]["content"] for step in record.steps] == ["1", "2", "3"]
         assert not record.model_roles
 
@@ -480,7 +482,7 @@ async def test_the_environment_can_make_concurrent_calls() -> None:
             responses = await asyncio.gather(*calls)
             return [vf.UserMessage(content=" ".join(response.message.content for response in responses))]
 
-    class Echo(Says):
+    class Echo(SequenceClient):
         async def respond(self, request: rove.Request) -> rove.Response:
             last = request.messages[-1]["content"]
             await asyncio.sleep(0.01 * (9 - int(last[-1])) if last.startswith("number") else 0)
@@ -496,10 +498,10 @@ async def test_prompts_contain_the_sampled_turns() -> None:
     def add(a: int, b: int) -> int:
         return a + b
 
-    class Calls(Says):
+    class Calls(SequenceClient):
         async def respond(self, request: rove.Request) -> rove.Response:
             response = await super().respond(request)
-            if len(self.asked) == 1:
+            if len(self.requests) == 1:
                 arguments = {"function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
                 response.message.update(content="", tool_calls=[{"id": "c", "type": "function", **arguments}])
             return response
@@ -508,8 +510,8 @@ async def test_prompts_contain_the_sampled_turns() -> None:
     client = Calls("4")
     [record] = await rove.generate(env, client)
     assert record.completion[1]["content"] == "3"
-    assert client.asked[1].messages[1] == record.steps[0].completion[0]
-    assert client.asked[1].messages[1]["content"] == ""
+    assert client.requests[1].messages[1] == record.steps[0].completion[0]
+    assert client.requests[1].messages[1]["content"] == ""
 
 
 async def test_members_of_environment_groups_use_their_own_rubric() -> None:
@@ -519,7 +521,7 @@ async def test_members_of_environment_groups_use_their_own_rubric() -> None:
     first = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four], weights=[0.5]))
     second = vf.SingleTurnEnv(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[loud]))
     outer = vf.EnvGroup([vf.EnvGroup([first, second], ["a", "b"]), second], ["in", "out"])
-    records = await rove.generate(outer, Says("4"))
+    records = await rove.generate(outer, SequenceClient("4"))
     assert [record.info["env_id"] for record in records] == [["in", "a"], ["in", "a"], ["in", "b"], "out"]
     assert [record.env_id for record in records] == ["in/a", "in/a", "in/b", "out"]
     scores = [record.scores for record in records if record.scores]
@@ -532,13 +534,13 @@ async def test_members_of_environment_groups_use_their_own_rubric() -> None:
 
 
 async def test_rubrics_can_override_score_group() -> None:
-    class Own(vf.Rubric):
+    class CustomRubric(vf.Rubric):
         async def score_group(self, states: Any) -> None:
             for state in states:
                 state["reward"], state["metrics"] = 3.0, {"four": 1.0}
 
-    env = vf.SingleTurnEnv(dataset=ROWS[:1], rubric=Own(funcs=[four]))
-    [record] = await rove.generate(env, Says("4"))
+    env = vf.SingleTurnEnv(dataset=ROWS[:1], rubric=CustomRubric(funcs=[four]))
+    [record] = await rove.generate(env, SequenceClient("4"))
     assert record.scores is not None
     assert record.scores.reward == 3.0
     assert record.scores.rewards == {"reward": 3.0}
@@ -554,14 +556,14 @@ async def test_a_bridged_rubric_refuses_rollouts_of_other_processes() -> None:
 
 async def test_environments_without_scoring_have_zero_rewards() -> None:
     env = vf.SingleTurnEnv(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), score_rollouts=False)
-    [output] = (await env.evaluate(Says("4"), "m"))["outputs"]
+    [output] = (await env.evaluate(SequenceClient("4"), "m"))["outputs"]
     assert (output["reward"], output["metrics"]) == (0.0, {})
 
 
 # v0's evaluation and loading functions
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("clean_modules")
 def test_load_environment_works_as_in_v0(monkeypatch: pytest.MonkeyPatch) -> None:
     rove.compat.install()
     monkeypatch.syspath_prepend(str(PACKAGES))
@@ -585,7 +587,7 @@ async def test_results_are_saved_with_mean_values(tmp_path: Path) -> None:
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four]), env_id="sums")
     progress: list[int] = []
     results = await env.evaluate(
-        Says("4"),
+        SequenceClient("4"),
         "m",
         rollouts_per_example=2,
         save_results=True,
@@ -610,7 +612,7 @@ async def test_results_are_saved_with_mean_values(tmp_path: Path) -> None:
 
 
 async def test_custom_clients_are_used() -> None:
-    class Mine(vf.Client):
+    class CustomClient(vf.Client):
         def setup_client(self, config: Any) -> Any:
             return config
 
@@ -636,7 +638,9 @@ async def test_custom_clients_are_used() -> None:
 
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four]))
     results = await env.evaluate(
-        Mine(vf.ClientConfig(extra_headers_from_state={"X-Session-ID": "trajectory_id"})), "m", {"temperature": 0.5}
+        CustomClient(vf.ClientConfig(extra_headers_from_state={"X-Session-ID": "trajectory_id"})),
+        "m",
+        {"temperature": 0.5},
     )
     assert results["outputs"][0]["completion"][0]["content"] == "m 0.5"
     assert results["outputs"][1]["error"]["error_chain_str"] == "ModelError -> OSError"
@@ -662,7 +666,7 @@ async def test_tokens_are_truncated_to_the_maximum_sequence_length() -> None:
     assert (short["prompt_ids"], short["completion_ids"], short["overlong_prompt"]) == ([1], [], True)
     env = vf.SingleTurnEnv(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]))
     row = env.get_dataset()[0]
-    assert (await env.run_rollout(row, Says("4"), "m", {}, 0, ["trajectory_id"]))["reward"] == 1.0
+    assert (await env.run_rollout(row, SequenceClient("4"), "m", {}, 0, ["trajectory_id"]))["reward"] == 1.0
 
 
 def test_a_client_config_can_have_several_endpoints() -> None:
@@ -701,12 +705,14 @@ async def test_deprecated_arguments_are_accepted_with_a_warning() -> None:
     assert tools[0]["function"]["name"] == "four"
     assert counts._get_reward_func_names() == ["four", "total_tool_calls", "four_calls"]
     with pytest.warns(FutureWarning, match=r"info\['tool_defs'\]"):
-        state = await env.init_state({"prompt": "x", "example_id": 0, "info": {"oai_tools": [tool]}}, Says(""), "m")
+        state = await env.init_state(
+            {"prompt": "x", "example_id": 0, "info": {"oai_tools": [tool]}}, SequenceClient(""), "m"
+        )
     assert state["tool_defs"][0]["name"] == "add"
 
 
 async def test_results_can_be_read_by_column_with_a_warning() -> None:
-    env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four]), client=Says("4"), model="m")
+    env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four]), client=SequenceClient("4"), model="m")
     with pytest.warns(FutureWarning, match="num_examples"):
         results = await env.evaluate(num_samples=2)
     with pytest.warns(FutureWarning, match=r"results\['outputs'\]"):
@@ -768,7 +774,7 @@ async def sample_with_failing_reward() -> list[Any]:
         return 1 / (int(answer) - 4)
 
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[fails]))
-    return await rove.generate(env, Says("4"))
+    return await rove.generate(env, SequenceClient("4"))
 
 
 async def test_a_failing_reward_function_scores_zero() -> None:
@@ -838,7 +844,7 @@ def seen(state: Any) -> float:
 
 async def sample_with_counter() -> Any:
     env = Counts(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[seen]), max_turns=2)
-    [record] = await rove.generate(env, Says("4"))
+    [record] = await rove.generate(env, SequenceClient("4"))
     return record.reward, [message["content"] for message in record.completion]
 
 
@@ -865,7 +871,7 @@ async def reward_of_shadowing_metric() -> Any:
         return 5.0
 
     env = vf.SingleTurnEnv(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four, reward], weights=[1.0, 0.0]))
-    [output] = (await env.evaluate(Says("4"), "m"))["outputs"]
+    [output] = (await env.evaluate(SequenceClient("4"), "m"))["outputs"]
     return output["reward"]
 
 
@@ -912,7 +918,7 @@ async def score_unreadable_answer() -> Any:
     env = vf.SingleTurnEnv(dataset=[{"question": "?", "answer": ""}], rubric=vf.MathRubric())
     bridged = env.__rove_environment__()
     async with bridged.used_in_run():
-        [record] = await rove.generate(bridged, Says("\\boxed{4}"))
+        [record] = await rove.generate(bridged, SequenceClient("\\boxed{4}"))
     return record.reward, record.error and record.error.type
 
 
@@ -931,7 +937,7 @@ async def metrics_of_group_member() -> Any:
     first = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four]))
     group = vf.EnvGroup([first, vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[seen]))], ["a", "b"])
     row = group.get_dataset()[0]
-    state = await group.rollout(row, Says("4"), "m", {})
+    state = await group.rollout(row, SequenceClient("4"), "m", {})
     await group.rubric.score_group([state])
     return state["metrics"]
 
@@ -959,7 +965,9 @@ async def test_the_python_tool_is_persistent(contained: None) -> None:
         return float(state["after"] == "there")
 
     env = Env(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[after]), max_turns=3, pip_install_packages="")
-    client = Says([call("python", {"code": "x = 5\nprint(1)\nx * 2"})], [call("python", {"code": "x + 1/0"})], "done")
+    client = SequenceClient(
+        [call("python", {"code": "x = 5\nprint(1)\nx * 2"})], [call("python", {"code": "x + 1/0"})], "done"
+    )
     bridged = env.__rove_environment__()
     async with bridged.used_in_run():
         [record] = await rove.generate(bridged, client)
@@ -981,7 +989,7 @@ async def test_mcp_servers_are_restarted_for_the_next_run() -> None:
     env = vf.MCPEnv(mcp_servers=servers, dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
     assert "add" in env.tool_map
     for _ in range(2):
-        [record] = await rove.generate(env, Says([call("add", {"a": 2, "b": 3})], "4"))
+        [record] = await rove.generate(env, SequenceClient([call("add", {"a": 2, "b": 3})], "4"))
         await env._teardown()
         assert record.completion[1]["content"] == "5"
         assert record.reward == 1.0
@@ -993,7 +1001,7 @@ async def test_a_forked_worker_starts_its_own_mcp_servers(tmp_path: Path) -> Non
     (tmp_path / "adding" / "adding.py").write_text(ADDING_PACKAGE.format(server=str(SERVER)))
     env = IsolatedEnv("adding", env_dir=tmp_path, hang_seconds=60)
     try:
-        records = await rove.generate(env, Says([call("add", {"a": 2, "b": 3})], "5"), max_concurrent=1)
+        records = await rove.generate(env, SequenceClient([call("add", {"a": 2, "b": 3})], "5"), max_concurrent=1)
         assert [record.error for record in records] == [None, None]
         assert [record.completion[1]["content"] for record in records] == ["5", "5"]
     finally:
@@ -1043,7 +1051,7 @@ def test_states_read_and_write_their_input_row() -> None:
 SHIM = Path(__file__).resolve().parents[2] / "shim"
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("clean_modules")
 def test_the_shim_imports_rove_compat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SHIM))
     assert importlib.import_module("verifiers").XMLParser is vf.XMLParser

@@ -19,7 +19,7 @@ def points(completion, state, **kwargs):
 
 
 class Dialogue(vf.MultiTurnEnv):
-    """Answers every turn until the third."""
+    """Responds to every turn until the third."""
 
     def is_completed(self, messages, state, **kwargs):
         return state["turn"] >= 3
@@ -36,7 +36,7 @@ class IsCompleted(Dialogue):
 
 
 class IsCompletedCalls(Dialogue):
-    """Counts how often it is asked."""
+    """Counts its calls."""
 
     def is_completed(self, messages, state, **kwargs):
         state["points"] = state.get("points", 0) + 1
@@ -74,8 +74,8 @@ class Rollout(Dialogue):
         return completion + [{"role": "user", "content": f"the end of {answer}"}], state
 
 
-class RolloutOfItsOwn(Dialogue):
-    """Does not call the inherited rollout: asks twice, with a new conversation each time."""
+class ReplacedRollout(Dialogue):
+    """Does not call the inherited rollout: requests two responses, each in a new conversation."""
 
     async def rollout(self, client, model, prompt, answer, task="default", info={}, sampling_args={}, **kwargs):
         state = {"prompt": prompt, "completion": [], "answer": answer, "task": task, "info": info, "responses": []}
@@ -95,7 +95,7 @@ class RolloutOfItsOwn(Dialogue):
 
 
 class GetModelResponse(Dialogue):
-    """Adds a message to what the model reads."""
+    """Adds a message to the prompt."""
 
     async def get_model_response(
         self, client, model, prompt, oai_tools=None, sampling_args={}, message_type=None, **kwargs
@@ -175,7 +175,7 @@ ENVIRONMENTS = {
     "setup_state": SetupState,
     "env_response": EnvResponse,
     "rollout": Rollout,
-    "rollout, own": RolloutOfItsOwn,
+    "rollout, own": ReplacedRollout,
     "get_model_response": GetModelResponse,
     "format_dataset": FormatDataset,
     "get_eval_dataset": GetEvalDataset,

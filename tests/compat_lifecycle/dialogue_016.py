@@ -19,7 +19,7 @@ async def points(completion, state, **kwargs):
 
 
 class Dialogue(vf.MultiTurnEnv):
-    """Answers every turn."""
+    """Responds to every turn."""
 
     async def env_response(self, messages, state, **kwargs):
         return [{"role": "user", "content": f"reply {state['turn']}"}], state
@@ -33,7 +33,7 @@ class IsCompleted(Dialogue):
 
 
 class IsCompletedCalls(Dialogue):
-    """Counts how often it is asked, and ignores the limit of three turns."""
+    """Counts its calls, and ignores the limit of three turns."""
 
     async def is_completed(self, messages, state, **kwargs):
         state["points"] = state.get("points", 0) + 1
@@ -79,8 +79,8 @@ class Rollout(Dialogue):
         return completion + [{"role": "user", "content": f"the end of {answer}"}], state
 
 
-class RolloutOfItsOwn(Dialogue):
-    """Does not call the inherited rollout: asks twice, with a new conversation each time."""
+class ReplacedRollout(Dialogue):
+    """Does not call the inherited rollout: requests two responses, each in a new conversation."""
 
     async def rollout(self, client, model, prompt, completion=None, answer="", state=None, *args, **kwargs):
         state["completion"] = []
@@ -96,7 +96,7 @@ class RolloutOfItsOwn(Dialogue):
 
 
 class GetModelResponse(Dialogue):
-    """Adds a message to what the model reads."""
+    """Adds a message to the prompt."""
 
     async def get_model_response(
         self, client, model, prompt, oai_tools=None, sampling_args=None, message_type=None, **kwargs
@@ -203,7 +203,7 @@ ENVIRONMENTS = {
     "setup_state": SetupState,
     "env_response": EnvResponse,
     "rollout": Rollout,
-    "rollout, own": RolloutOfItsOwn,
+    "rollout, own": ReplacedRollout,
     "get_model_response": GetModelResponse,
     "get_context_messages": GetContextMessages,
     "init_state": InitState,

@@ -26,14 +26,14 @@ def user(text):
 
 
 class Dialogue(vf.MultiTurnEnv):
-    """Answers every turn."""
+    """Responds to every turn."""
 
     async def env_response(self, messages, state, **kwargs):
         return [{"role": "user", "content": f"reply {len(state['trajectory'])}"}]
 
 
 class IsCompleted(Dialogue):
-    """Ends once the environment has answered twice."""
+    """Ends after two responses of the environment."""
 
     async def env_response(self, messages, state, **kwargs):
         state["replies"] = state.get("replies", 0) + 1
@@ -44,7 +44,7 @@ class IsCompleted(Dialogue):
 
 
 class IsCompletedCalls(Dialogue):
-    """Counts how often it is asked, and ignores the limit of three turns."""
+    """Counts its calls, and ignores the limit of three turns."""
 
     async def is_completed(self, state, **kwargs):
         state["points"] = state.get("points", 0) + 1
@@ -52,7 +52,7 @@ class IsCompletedCalls(Dialogue):
 
 
 class IsCompletedSuper(Dialogue):
-    """Asks the inherited method, too."""
+    """Also calls the inherited method."""
 
     async def is_completed(self, state, **kwargs):
         return await super().is_completed(state, **kwargs) or len(state["trajectory"]) == 2
@@ -68,7 +68,7 @@ class SetupState(Dialogue):
 
 
 class EnvResponse(Dialogue):
-    """Gives two messages, and ends the rollout with the second pair."""
+    """Returns two messages, and ends the rollout with the second pair."""
 
     async def env_response(self, messages, state, **kwargs):
         state["points"] = state.get("points", 0) + len(messages)
@@ -88,8 +88,8 @@ class Rollout(Dialogue):
         return state
 
 
-class RolloutOfItsOwn(Dialogue):
-    """Does not call the inherited rollout: asks twice, with a new conversation each time."""
+class ReplacedRollout(Dialogue):
+    """Does not call the inherited rollout: requests two responses, each in a new conversation."""
 
     async def rollout(self, input, client, model, sampling_args=None):
         state = await self.init_state(input, client, model, sampling_args)
@@ -105,7 +105,7 @@ class RolloutOfItsOwn(Dialogue):
 
 
 class GetModelResponse(Dialogue):
-    """Adds a message to what the model reads."""
+    """Adds a message to the prompt."""
 
     async def get_model_response(self, state, prompt, *args, **kwargs):
         prompt = prompt + [user(f"{len(prompt)} so far")]
@@ -121,7 +121,7 @@ class GetPromptMessages(Dialogue):
 
 
 class AddModelResponse(Dialogue):
-    """Counts what it stores, and stores another prompt."""
+    """Counts the messages of the prompts, and stores another prompt."""
 
     async def add_model_response(self, state, prompt_messages, response):
         state["points"] = state.get("points", 0) + len(prompt_messages)
@@ -138,7 +138,7 @@ class AddTrajectoryStep(Dialogue):
 
 
 class RenderCompletion(Dialogue):
-    """Keeps only what the model said."""
+    """Keeps only the messages of the model."""
 
     async def render_completion(self, state):
         await super().render_completion(state)
@@ -155,7 +155,7 @@ class InitState(Dialogue):
 
 
 class Stop(Dialogue):
-    """Has two stop conditions of its own; the one with the higher priority is asked first."""
+    """Has two stop conditions; the one with the higher priority is checked first."""
 
     @vf.stop
     async def a_second(self, state):
@@ -169,7 +169,7 @@ class Stop(Dialogue):
 
 
 class MaxTurnsReached(Dialogue):
-    """Overrides a stop condition without the decorator, so that it is no stop condition any more."""
+    """Overrides a stop condition without the decorator, so that it is no longer one."""
 
     async def max_turns_reached(self, state):
         return len(state["trajectory"]) >= 2
@@ -200,7 +200,7 @@ class Cleanup(Dialogue):
 
 
 class Teardown(Dialogue):
-    """Is ended once."""
+    """Is torn down once."""
 
     @vf.teardown
     async def end(self):
@@ -249,7 +249,7 @@ ENVIRONMENTS = {
     "setup_state": SetupState,
     "env_response": EnvResponse,
     "rollout": Rollout,
-    "rollout, own": RolloutOfItsOwn,
+    "rollout, own": ReplacedRollout,
     "get_model_response": GetModelResponse,
     "get_prompt_messages": GetPromptMessages,
     "add_model_response": AddModelResponse,

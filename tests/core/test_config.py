@@ -265,7 +265,7 @@ def leaves(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str,
     return values
 
 
-def places(table: dict[str, Any]) -> set[tuple[str, ...]]:
+def paths(table: dict[str, Any]) -> set[tuple[str, ...]]:
     """Return the paths of all values and nested tables."""
     return {path[: i + 1] for path in leaves(table) for i in range(len(path))}
 
@@ -277,7 +277,7 @@ def test_merge_takes_the_overriding_values_and_keeps_the_rest(base: dict[str, An
         if value != {}:  # an empty table does not override a table
             assert merged[path] == value
     for path, value in leaves(base).items():
-        replaced = any(path[: i + 1] in leaves(over) for i in range(len(path))) or path in places(over)
+        replaced = any(path[: i + 1] in leaves(over) for i in range(len(path))) or path in paths(over)
         if not replaced:
             assert merged[path] == value
 
@@ -337,13 +337,13 @@ def test_a_command_flag_in_a_file_is_refused():
 
 
 def test_convert_names_all_missing_settings():
-    class Two(msgspec.Struct, kw_only=True):
+    class TwoRequired(msgspec.Struct, kw_only=True):
         env: str
         model: str
         seed: int = 0
 
     with pytest.raises(ConfigError, match="missing settings: env, model"):
-        convert(Two, {"seed": 1})
+        convert(TwoRequired, {"seed": 1})
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

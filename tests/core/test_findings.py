@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from findings_page import PAGE, ids, updated
+from findings_page import PAGE, ids, update_page
 
 from rove.core.findings import Finding, Severity, registry
 
@@ -53,7 +53,7 @@ def test_findings_are_read_from_json_again():
 def test_every_id_has_a_section_and_every_section_an_id():
     page = PAGE.read_text("utf-8")
     assert ids(page) == re.findall(r"^### (.+)$", page, re.MULTILINE) == list(registry())
-    assert updated(page) == page, "run `python tests/support/findings_page.py`"
+    assert update_page(page) == page, "run `python tests/support/findings_page.py`"
 
 
 def test_every_id_in_the_code_is_registered_and_every_registered_id_is_in_the_code():

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 import pytest
 from api_endpoint import ApiEndpoint, openai_response
-from fault_endpoint import Answer, Fault, FaultEndpoint, completion
+from fault_endpoint import Fault, FaultEndpoint, HttpResponse, completion
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -48,16 +48,16 @@ def assert_no_secrets(error: BaseException) -> None:
 
 
 ECHOES: dict[str, Fault] = {
-    "401": Answer(401, f"wrong: {ALL}"),
-    "400 in JSON": Answer(400, {"error": {"message": ALL}}),
-    "429": Answer(429, ALL),
-    "500": Answer(500, ALL),
-    "not JSON": Answer(200, f"<html>{ALL}"),
-    "JSON of another shape": Answer(200, {"error": ALL}),
-    "empty": Answer(200, {"echo": ALL, **completion(None, finish_reason="error")}),
-    "too long": Answer(400, f"maximum context length {ALL}"),
-    **{f"cut after {n}, {status}": Answer(status, LONG[:-n] + KEY) for n in (1, 3, 8) for status in (200, 500)},
-    "cut inside JSON": Answer(200, {"e": LONG[:-8] + KEY}),
+    "401": HttpResponse(401, f"wrong: {ALL}"),
+    "400 in JSON": HttpResponse(400, {"error": {"message": ALL}}),
+    "429": HttpResponse(429, ALL),
+    "500": HttpResponse(500, ALL),
+    "not JSON": HttpResponse(200, f"<html>{ALL}"),
+    "JSON of another shape": HttpResponse(200, {"error": ALL}),
+    "empty": HttpResponse(200, {"echo": ALL, **completion(None, finish_reason="error")}),
+    "too long": HttpResponse(400, f"maximum context length {ALL}"),
+    **{f"cut after {n}, {status}": HttpResponse(status, LONG[:-n] + KEY) for n in (1, 3, 8) for status in (200, 500)},
+    "cut inside JSON": HttpResponse(200, {"e": LONG[:-8] + KEY}),
 }
 
 
@@ -70,7 +70,7 @@ async def test_no_error_contains_a_secret(name: str):
 
 
 async def test_the_error_of_a_failed_response_contains_no_secret():
-    faults = Answer(body={**openai_response(""), "status": "failed", "error": {"message": ALL}})
+    faults = HttpResponse(body={**openai_response(""), "status": "failed", "error": {"message": ALL}})
     async with ApiEndpoint("/v1/responses", openai_response, lambda number, body: faults) as server:
         assert_no_secrets(await failure(server, ResponsesClient))
 
@@ -94,7 +94,7 @@ async def test_the_cause_of_an_error_contains_no_secret():
 
 
 async def test_failed_attempts_of_clients_and_replicas_contain_no_secret():
-    async with FaultEndpoint([Answer(500, ALL)] * 3) as server:
+    async with FaultEndpoint([HttpResponse(500, ALL)] * 3) as server:
         client = OpenAIClient(server.base_url, KEY, headers=HEADERS, max_retries=1, backoff=0.0)
         replicas = Replicas([(client, "m"), (client, "m")], "tiny")
         response = await replicas.respond(Request([UserMessage("hi")]))
@@ -104,7 +104,7 @@ async def test_failed_attempts_of_clients_and_replicas_contain_no_secret():
 
 
 async def test_masked_errors_keep_their_type_where_possible():
-    class Odd(OpenAIClient):
+    class LeakyClient(OpenAIClient):
         def translate(self, request: Request) -> Any:
             if request.model == "os":
                 raise OSError(5, f"about {KEY}")
@@ -113,7 +113,7 @@ async def test_masked_errors_keep_their_type_where_possible():
             except KeyError as error:
                 raise ValueError(f"about {KEY}") from error
 
-    client = Odd("http://host/v1", KEY, headers=HEADERS)
+    client = LeakyClient("http://host/v1", KEY, headers=HEADERS)
     with pytest.raises(ValueError, match=r"about \*\*\*") as caught:
         await client.respond(Request([]))
     assert_no_secrets(caught.value)
@@ -141,7 +141,10 @@ def encodings_of(secret: str) -> dict[str, str]:
 @pytest.mark.parametrize("name", encodings_of(KEY))
 async def test_no_encoding_of_a_key_is_in_an_error_or_a_response(name: str):
     encoded = encodings_of(KEY)[name]
-    echoes = [Answer(500, f"key={encoded}&"), Answer(body=completion(f"My key is {encoded}.", reasoning=encoded))]
+    echoes = [
+        HttpResponse(500, f"key={encoded}&"),
+        HttpResponse(body=completion(f"My key is {encoded}.", reasoning=encoded)),
+    ]
     async with FaultEndpoint(echoes) as server:
         client = OpenAIClient(server.base_url, KEY, backoff=0.0)
         response = await client.respond(Request([UserMessage("hi")]))
@@ -154,7 +157,7 @@ async def test_no_encoding_of_a_key_is_in_an_error_or_a_response(name: str):
 
 async def test_credentials_are_masked_in_tool_calls():
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"key": KEY})}}
-    async with FaultEndpoint(Answer(body=completion(None, tool_calls=[call]))) as server:
+    async with FaultEndpoint(HttpResponse(body=completion(None, tool_calls=[call]))) as server:
         client = OpenAIClient(server.base_url, KEY)
         response = await client.respond(Request([UserMessage("hi")]))
         await client.close()
@@ -186,7 +189,7 @@ async def test_error_causes_without_a_secret_are_kept():
 
 
 async def test_the_default_key_and_short_header_values_are_not_masked_in_errors():
-    async with FaultEndpoint(Answer(400, f"{NO_KEY} blue")) as server:
+    async with FaultEndpoint(HttpResponse(400, f"{NO_KEY} blue")) as server:
         client = OpenAIClient(server.base_url, headers={"X-Team": "blue"})
         with pytest.raises(ModelError, match=f"{NO_KEY} blue"):
             await client.respond(Request([UserMessage("hi")]))

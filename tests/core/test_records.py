@@ -25,7 +25,7 @@ def test_only_the_reward_of_a_step_can_be_set():
     assert step.reward == 1.0
 
 
-def test_what_older_lines_leave_out_is_zero_or_absent():
+def test_fields_that_older_lines_lack_are_zero_or_absent():
     assert msgspec.json.decode(b"{}", type=Timing) == Timing(total=0.0, model=0.0, scoring=0.0)
     assert msgspec.json.decode(b"{}", type=Usage) == Usage(prompt_tokens=0, completion_tokens=0)
     tokens = StepTokens([1], [2, 3], [-0.5, -0.5])

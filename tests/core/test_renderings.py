@@ -38,7 +38,7 @@ def test_invalid_renderings_are_refused(rows: Any, complaint: str):
         msgspec.json.decode(msgspec.json.encode({"rows": rows}), type=Rendering)
 
 
-class Counting(vf.MultiTurnEnv):
+class CountingEnv(vf.MultiTurnEnv):
     """Renders the number of its responses."""
 
     def __init__(self, drawn: Any = None, **kwargs: Any):
@@ -61,7 +61,7 @@ def say(messages: Any, state: Any, rng: Any) -> str:
 
 
 async def test_renderings_are_stored_by_message_and_not_shown_to_the_model():
-    env = Counting(dataset=[{"question": "?"}], system_prompt="Count.", max_turns=2)
+    env = CountingEnv(dataset=[{"question": "?"}], system_prompt="Count.", max_turns=2)
     model_inputs: list[Any] = []
 
     def policy(messages: Any, state: Any, rng: Any) -> str:
@@ -85,7 +85,7 @@ async def test_renderings_are_stored_by_message_and_not_shown_to_the_model():
 
 @pytest.mark.parametrize("drawn", ["<b>1</b>", [[("1", "")]]])
 async def test_an_invalid_return_value_of_render_fails_the_rollout(drawn: Any):
-    [record] = await vf.generate(Counting(drawn, dataset=[{"question": "?"}], max_turns=1), vf.ScriptedClient(say))
+    [record] = await vf.generate(CountingEnv(drawn, dataset=[{"question": "?"}], max_turns=1), vf.ScriptedClient(say))
     assert record.error is not None
     assert (record.error.phase, record.error.type) == ("render", "ConfigError")
     assert "expected a rove.Rendering or None" in record.error.message

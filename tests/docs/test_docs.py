@@ -277,7 +277,7 @@ def ports() -> Callable[[str], str]:
     return lambda text: re.sub(r"\b800[0-2]\b", lambda match: free[match[0]], text)
 
 
-def started(command: str, folder: Path, stack: ExitStack, expected_text: str = "serving tiny", **env: str) -> None:
+def start_server(command: str, folder: Path, stack: ExitStack, expected_text: str = "serving tiny", **env: str) -> None:
     """Start a server, wait until it listens, and stop it at the end of the test."""
     process = subprocess.Popen(
         [str(ROVE), *shlex.split(command, comments=True)[1:]],
@@ -320,7 +320,7 @@ def test_serving_page_commands_and_examples(
                     (tmp_path / "adapters").mkdir()
                     save(adapter_of(load_model(tmp_path / "models/tiny", "cpu"), 0), tmp_path / "adapters/pirate")
                 if line.startswith("rove serve"):
-                    started(line, tmp_path, stack, **env)
+                    start_server(line, tmp_path, stack, **env)
                     continue
                 done = subprocess.run(
                     ["bash", "-c", line], cwd=tmp_path, env=os.environ | env, capture_output=True, text=True
@@ -350,7 +350,7 @@ def test_viewer_page_commands(tmp_path: Path, ports: Callable[[str], str]) -> No
             mine = re.sub(r"\b812([3-6])\b", lambda match: str(8000 + int(match[1]) - 3), block)
             for line in ports(mine).strip().splitlines():
                 if line.startswith(("rove view", "rove play")):
-                    started(line, tmp_path, stack, " at http" if "play" in line else "showing runs at")
+                    start_server(line, tmp_path, stack, " at http" if "play" in line else "showing runs at")
                 elif line.startswith("rove"):
                     run(shlex.split(line, comments=True), tmp_path)
                 else:
@@ -381,7 +381,7 @@ def test_doctor_page_commands(tmp_path: Path, ports: Callable[[str], str]) -> No
         for block in blocks("docs/doctor.md", "bash"):
             for line in ports(block).strip().splitlines():
                 if line.startswith("rove serve"):
-                    started(line, tmp_path, stack)
+                    start_server(line, tmp_path, stack)
                 else:
                     run(shlex.split(line, comments=True), tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
 

@@ -57,11 +57,11 @@ def test_every_cell_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     client = nbclient.NotebookClient(notebook, timeout=CELL_TIMEOUT_S, resources={"metadata": {"path": str(work)}})
     client.execute()
 
-    shown = [text_of(cell) for cell in notebook.cells if cell.cell_type == "code"]
-    assert "50 of 50 rollouts scored" in shown[1]
-    assert shown[2].strip() == "1.0"
-    assert "sft 6/6" in shown[4]
+    outputs = [text_of(cell) for cell in notebook.cells if cell.cell_type == "code"]
+    assert "50 of 50 rollouts scored" in outputs[1]
+    assert outputs[2].strip() == "1.0"
+    assert "sft 6/6" in outputs[4]
     pictures = [output for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
     assert any("image/png" in output["data"] for output in pictures)
-    assert -0.1 <= float(shown[-1].split()[-1]) <= 1.2  # an invalid move costs 0.1
+    assert -0.1 <= float(outputs[-1].split()[-1]) <= 1.2  # an invalid move costs 0.1
     assert (work / "runs/rl/final/model.safetensors").exists()

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 import error_templates
 import pytest
 import reference_pages
-from browser import WIDE, chromium, violations
+from browser import WIDE, accessibility_violations, chromium
 from settings_page import TABLES
 from tiers import each_row
 
@@ -183,7 +183,7 @@ def test_pages_are_accessible_and_fit_the_window(site: Path, size: tuple[int, in
         for name in CHECKED_PAGES:
             page.goto((site / name).as_uri())
             width = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-            problems[name] = violations(page) + ([f"{width} pixels too wide"] if width > 0 else [])
+            problems[name] = accessibility_violations(page) + ([f"{width} pixels too wide"] if width > 0 else [])
         page.goto((site / "search.html").as_uri() + "?q=advantage")
         page.wait_for_selector("#search-results li a", timeout=20_000)
     assert not any(problems.values()), problems

@@ -12,7 +12,7 @@ from tiers import each_row
 from rove.envs.loading import example_environments
 
 SMALL_SFT = {"--epochs 4": "--epochs 1 --final-eval-rollouts 8"}
-FEWER = {"math_python": 40, "needle": 20, "sums": 56}
+EXAMPLE_COUNTS = {"math_python": 40, "needle": 20, "sums": 56}
 """Evaluated examples in the READMEs of environments with few examples or with a sandbox."""
 PAGES = {
     page.path: page
@@ -88,7 +88,7 @@ PAGES = {
         *(
             Page(f"environments/{name}/README.md", smaller={f"-n {count} ": "-n 4 "})
             for name in example_environments()
-            for count in [FEWER.get(name, 200)]
+            for count in [EXAMPLE_COUNTS.get(name, 200)]
         ),
     )
 }

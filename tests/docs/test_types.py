@@ -12,7 +12,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from pages import ROOT, blocks, replaced
+from pages import ROOT, blocks, replace_function
 
 from tests.docs.consumer import quiz
 
@@ -89,7 +89,7 @@ def write_pages(folder: Path) -> list[str]:
             if name and name[2] and not path.exists():  # a page of the first hour changes the file of an earlier page
                 [earlier] = folder.glob(f"*/{name[1]}")
                 shutil.copy(earlier, path)
-            path.write_text(replaced(path, name[2], content) if name and name[2] else content, encoding="utf-8")
+            path.write_text(replace_function(path, name[2], content) if name and name[2] else content, encoding="utf-8")
             written.append(str(path.relative_to(folder)))
         for file_name, content in (("doctests.py", doctests), ("notebook.py", notebook)):
             if content:

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from api_endpoint import ApiEndpoint, anthropic_message
 from fakes import tiny_model
-from fault_endpoint import Answer, FaultEndpoint, completion
+from fault_endpoint import FaultEndpoint, HttpResponse, completion
 from tiers import each_row
 
 from rove.clients.anthropic import AnthropicClient
@@ -27,11 +27,11 @@ from rove.server import base_url_of, listening, make_app
 DEFAULT_MODELS = [{"id": "tiny"}]
 
 
-class Model:
+class ChatServer:
     """A chat server with configurable features.
 
     Args:
-        can: Supported features: "tools", "logprobs", "repeat" (equal responses), "stream", "context" (in error messages).
+        features: Supported features: "tools", "logprobs", "repeat" (equal responses), "stream", "context" (in error messages).
         listed: Its list of models; None = no list.
         key: The API key that requests must have; "" = any.
         logprob: The log-probability of each token.
@@ -40,13 +40,13 @@ class Model:
 
     def __init__(
         self,
-        can: str = "tools logprobs repeat stream",
+        features: str = "tools logprobs repeat stream",
         listed: Any = DEFAULT_MODELS,
         key: str = "",
         logprob: Any = -0.5,
         text: str = "OK.",
     ):
-        self.can = can.split()
+        self.features = features.split()
         self.listed = listed
         self.key = key
         self.logprob = logprob
@@ -88,16 +88,16 @@ class Model:
         if body["model"] != "tiny":
             raise web.HTTPNotFound(text='{"error": {"message": "no such model"}}')
         if body["max_tokens"] > 4096:
-            message = "This model's maximum context length is 4,096 tokens." if "context" in self.can else "no"
+            message = "This model's maximum context length is 4,096 tokens." if "context" in self.features else "no"
             raise web.HTTPBadRequest(text=json.dumps({"error": {"message": message}}))
-        if body.get("stream") and "stream" in self.can:
+        if body.get("stream") and "stream" in self.features:
             return web.Response(text='data: {"choices": []}\n\ndata: [DONE]\n\n', content_type="text/event-stream")
-        text = self.text if "repeat" in self.can else f"{self.text} {next(self.counter)}"
+        text = self.text if "repeat" in self.features else f"{self.text} {next(self.counter)}"
         response = completion(text)
-        if body.get("tools") and "tools" in self.can:
+        if body.get("tools") and "tools" in self.features:
             function = {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
             response = completion(None, tool_calls=[{"id": "1", "type": "function", "function": function}])
-        if body.get("logprobs") and "logprobs" in self.can:
+        if body.get("logprobs") and "logprobs" in self.features:
             response["choices"][0]["logprobs"] = {"content": [{"token": "O", "logprob": self.logprob}] * 3}
         return web.json_response(response)
 
@@ -107,7 +107,7 @@ def statuses(findings: dict[str, Finding]) -> dict[str, Severity]:
 
 
 async def test_a_server_with_all_features_passes_all_checks():
-    findings = await Model(listed=[{"id": "tiny", "max_model_len": 8192}], key="sk-something").findings()
+    findings = await ChatServer(listed=[{"id": "tiny", "max_model_len": 8192}], key="sk-something").findings()
     assert set(statuses(findings).values()) == {OK}
     assert len(findings) == CHECKS
     assert findings["context"].text == "8,192 tokens (its max_model_len)"
@@ -117,7 +117,7 @@ async def test_a_server_with_all_features_passes_all_checks():
 
 async def test_a_slow_server_gets_small_requests_and_does_not_fail(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(endpoint, "FAST_RESPONSE_S", -1.0)
-    server = Model(can="repeat logprobs stream")
+    server = ChatServer(features="repeat logprobs stream")
     requested_tokens: list[int] = []
     chat = server._chat
 
@@ -142,7 +142,7 @@ async def test_a_slow_server_gets_small_requests_and_does_not_fail(monkeypatch: 
 
 
 async def test_a_timeout_is_a_warning_and_skips_later_checks():
-    server = Model(listed=[{"id": "tiny", "max_model_len": 8192}])
+    server = ChatServer(listed=[{"id": "tiny", "max_model_len": 8192}])
     chat, count = server._chat, itertools.count()
 
     async def hang(request: web.Request) -> web.StreamResponse:
@@ -157,7 +157,7 @@ async def test_a_timeout_is_a_warning_and_skips_later_checks():
     assert findings["tools"].severity == MEDIUM and "no answer within 0.2 s" in repr(findings["tools"])
     assert (findings["other_checks"].severity, "latency" in findings) == (SKIPPED, False)
     assert started == ["models", "response", "context", "tools"]
-    hanging = Model()
+    hanging = ChatServer()
     hanging._chat = hang
     findings = await hanging.findings(timeout_s=0.2)
     assert (findings["response"].severity, findings["other_checks"].severity) == (MEDIUM, SKIPPED)
@@ -165,7 +165,7 @@ async def test_a_timeout_is_a_warning_and_skips_later_checks():
 
 
 async def test_an_unreachable_endpoint_fails():
-    server = Model()
+    server = ChatServer()
     await server.server.start_server()
     url = str(server.server.make_url("/v1"))
     await server.server.close()
@@ -178,14 +178,14 @@ async def test_an_unreachable_endpoint_fails():
 
 
 async def test_a_wrong_key_is_found_although_the_model_list_is_public():
-    findings = await Model(key="sk-right-one").findings(key="sk-wrong-one")
+    findings = await ChatServer(key="sk-right-one").findings(key="sk-wrong-one")
     assert statuses(findings) == {"key": HIGH, "models": OK, "response": HIGH, "other_checks": SKIPPED}
     assert "HTTP 401: no such key" in repr(findings["key"])
     assert not any("sk-wrong-one" in repr(finding) for finding in findings.values())
 
 
 async def test_a_misspelled_model_name_fails_with_a_suggestion():
-    findings = await Model().findings("tinny")
+    findings = await ChatServer().findings("tinny")
     assert statuses(findings) == {"key": SKIPPED, "models": MEDIUM, "response": HIGH, "other_checks": SKIPPED}
     assert findings["models"].remedy == "did you mean 'tiny'?"
     assert findings["response"].text == "HTTP 404: no such model"
@@ -193,13 +193,13 @@ async def test_a_misspelled_model_name_fails_with_a_suggestion():
 
 @pytest.mark.parametrize("listed", [None, []])
 async def test_a_missing_model_list_is_skipped(listed: Any):
-    findings = await Model(listed=listed).findings()
+    findings = await ChatServer(listed=listed).findings()
     assert findings["models"].severity == SKIPPED
     assert findings["response"].severity == OK
 
 
 async def test_missing_features_are_warnings():
-    findings = await Model(can="").findings()
+    findings = await ChatServer(features="").findings()
     missing = {"tools", "logprobs", "temperature_0", "seed", "streaming"}
     assert {name for name, finding in findings.items() if finding.severity == MEDIUM} == missing
     assert findings["context"].severity == SKIPPED
@@ -209,11 +209,11 @@ async def test_missing_features_are_warnings():
 
 @pytest.mark.parametrize("value", [0.5, -9999.0, None])
 async def test_invalid_log_probs_are_a_warning(value: Any):
-    assert (await Model(logprob=value).findings())["logprobs"].severity == MEDIUM
+    assert (await ChatServer(logprob=value).findings())["logprobs"].severity == MEDIUM
 
 
 async def test_the_context_length_is_read_from_an_error_message():
-    assert (await Model(can="context").findings())["context"].text == "4,096 tokens (from an error message)"
+    assert (await ChatServer(features="context").findings())["context"].text == "4,096 tokens (from an error message)"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ async def test_the_context_length_is_read_from_an_error_message():
     ],
 )
 async def test_truncated_and_reasoning_only_responses_are_warnings(answer: dict[str, Any], warning: str):
-    async with FaultEndpoint(Answer(body=answer)) as server:
+    async with FaultEndpoint(HttpResponse(body=answer)) as server:
         client = OpenAIClient(server.base_url, max_retries=0)
         findings = {finding.id: finding async for finding in check_endpoint(client, "tiny")}
         await client.close()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import rove.doctor.estimate as module
+import rove.doctor.estimate as estimate_module
 from rove.core.config import convert
 from rove.doctor.estimate import Estimate, Workload, estimate
 from rove.doctor.machine import position_bytes
@@ -70,8 +70,8 @@ async def test_the_setup_time_of_evaluations_is_included() -> None:
 async def test_a_model_without_the_format_needs_memory_for_the_longest_rollouts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "peak_memory", lambda: 1e6)
-    monkeypatch.setattr(module, "resident_memory", lambda: 1e6)
+    monkeypatch.setattr(estimate_module, "peak_memory", lambda: 1e6)
+    monkeypatch.setattr(estimate_module, "resident_memory", lambda: 1e6)
     model = new_model([], size="tiny")
     short, long, most = [
         await estimate(RL, None, model, workload(untrained_turns=turns, table_rollouts=rollouts))
@@ -83,16 +83,16 @@ async def test_a_model_without_the_format_needs_memory_for_the_longest_rollouts(
 
 
 async def test_a_large_model_is_measured_with_two_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MEASURED_OPERATIONS", 1e6)
-    measured: list[module.TrainingTime] = []
+    monkeypatch.setattr(estimate_module, "MEASURED_OPERATIONS", 1e6)
+    measured: list[estimate_module.TrainingTime] = []
 
-    def training_time(*args: Any) -> module.TrainingTime:
+    def training_time(*args: Any) -> estimate_module.TrainingTime:
         assert list(args[1]) == list(args[2])[: len(args[1])] and len(args[1]) < len(args[2]) <= RL.batch_size
         measured.append(time_of(*args))
-        return module.TrainingTime(per_pass=10.0, per_token=0.0, micro_batch_tokens=RL.micro_batch_tokens)
+        return estimate_module.TrainingTime(per_pass=10.0, per_token=0.0, micro_batch_tokens=RL.micro_batch_tokens)
 
-    time_of = module._training_time  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(module, "_training_time", training_time)
+    time_of = estimate_module._training_time  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(estimate_module, "_training_time", training_time)
     result = await estimate(RL, SFT, new_model([], size="tiny"), workload())
     [training] = measured
     assert training.seconds(100) > 0
@@ -100,10 +100,10 @@ async def test_a_large_model_is_measured_with_two_small_batches(monkeypatch: pyt
 
 
 def test_two_passes_show_the_time_of_a_pass_and_of_its_tokens() -> None:
-    training = module.time_of_passes(90, 1.05 + 90 * 0.0026, 360, 1.05 + 360 * 0.0026, 100)
+    training = estimate_module.time_of_passes(90, 1.05 + 90 * 0.0026, 360, 1.05 + 360 * 0.0026, 100)
     assert (training.per_pass, training.per_token) == (pytest.approx(1.05), pytest.approx(0.0026))
     assert training.seconds(250) == pytest.approx(3 * 1.05 + 250 * 0.0026)
-    noisy = module.time_of_passes(90, 1.3, 360, 1.2, 100)
+    noisy = estimate_module.time_of_passes(90, 1.3, 360, 1.2, 100)
     assert (noisy.per_pass, noisy.per_token) == (1.3, 0.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from fakes import bpe_tokenizer, record_of, tiny_model
+from fakes import bpe_tokenizer, make_rollout, tiny_model
 from tiers import each_row
 
 import rove
@@ -40,7 +40,7 @@ TEMPLATE_WITHOUT_EARLIER_THOUGHTS = (  # omits the thoughts of earlier turns, li
 
 
 def make_group(*rewards: float, key: str = "a", **scores: float) -> list[RolloutRecord]:
-    records = [record_of(TURNS, reward, key, index) for index, reward in enumerate(rewards)]
+    records = [make_rollout(TURNS, reward, key, index) for index, reward in enumerate(rewards)]
     functions = {name: {name: value} for name, value in scores.items()}
     return [
         msgspec.structs.replace(
@@ -51,7 +51,7 @@ def make_group(*rewards: float, key: str = "a", **scores: float) -> list[Rollout
 
 
 def failed_rollout() -> RolloutRecord:
-    return record_of(reward=None, error=ErrorInfo("env_response", "ValueError", "no board"))
+    return make_rollout(reward=None, error=ErrorInfo("env_response", "ValueError", "no board"))
 
 
 def test_check_failures():
@@ -144,15 +144,15 @@ def conversation() -> RolloutRecord:
         TrajectoryStep([UserMessage("2")], messages[:1]),
         TrajectoryStep([UserMessage("2"), *messages[:2]], messages[2:]),
     ]
-    return record_of(prompt=[UserMessage("2")], completion=messages, steps=steps)
+    return make_rollout(prompt=[UserMessage("2")], completion=messages, steps=steps)
 
 
 def test_check_history_warns_about_templates_that_rewrite_history():
     tokenizer = bpe_tokenizer()
     plain = Renderer(tokenizer)
     assert check_history(make_group(0, 1), [conversation()], plain).severity == OK
-    assert check_history([record_of(FORKED)], [], plain).severity == MEDIUM
-    assert check_history([record_of(TURNS[:1])], [], plain).severity == SKIPPED
+    assert check_history([make_rollout(FORKED)], [], plain).severity == MEDIUM
+    assert check_history([make_rollout(TURNS[:1])], [], plain).severity == SKIPPED
     tokenizer.chat_template = TEMPLATE_WITHOUT_EARLIER_THOUGHTS
     assert check_history([], [conversation()], Renderer(tokenizer)).severity == MEDIUM
     tokenizer.chat_template = "{{ raise_exception('no') }}"
@@ -161,9 +161,9 @@ def test_check_history_warns_about_templates_that_rewrite_history():
 
 def test_check_tokens():
     assert check_tokens(make_group(0, 1)).severity == OK
-    assert check_tokens([record_of([None])]).severity == HIGH
-    assert check_tokens([record_of([StepTokens([1], [2], [])])]).severity == HIGH
-    assert check_tokens([record_of([StepTokens([1], [2], [float("nan")])])]).severity == HIGH
+    assert check_tokens([make_rollout([None])]).severity == HIGH
+    assert check_tokens([make_rollout([StepTokens([1], [2], [])])]).severity == HIGH
+    assert check_tokens([make_rollout([StepTokens([1], [2], [float("nan")])])]).severity == HIGH
     assert check_tokens([]).severity == SKIPPED
 
 

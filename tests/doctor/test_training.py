@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import environment
+from commands import write_environment
 from fakes import tiny_model
 from flat_settings import with_tables
 
@@ -45,7 +45,7 @@ def load_environment(count=64, broken=False, policies=True):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    environment(tmp_path, "letters", SOURCE)
+    write_environment(tmp_path, "letters", SOURCE)
     tiny_model().save(tmp_path / "model")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -79,7 +79,7 @@ def load_environment(without=(), unsafe=False):
     ],
 )
 async def test_missing_sandbox_features_are_found(folder: Path, args: Any, status: str, reason: str, advice: str):
-    environment(folder, "boxed", SANDBOX_SOURCE)
+    write_environment(folder, "boxed", SANDBOX_SOURCE)
     finding = (await find(folder, 0, env="boxed", env_args=args))["sandbox"]
     assert finding.severity == status and reason in repr(finding) and advice in repr(finding)
 
@@ -129,7 +129,7 @@ async def test_invalid_settings_models_and_environments_fail(
 
 async def test_an_environment_is_torn_down_after_an_early_end(folder: Path):
     method = "    async def tear_down(self):\n        open('torn_down', 'w').close()\n"
-    environment(
+    write_environment(
         folder, "counted", SOURCE.replace("    async def env_response", f"{method}\n    async def env_response")
     )
     findings = await find(folder, env="counted", model="gpt-5")
@@ -169,7 +169,7 @@ async def test_responses_longer_than_the_context_fail(folder: Path, groups: int)
 
 
 async def test_environments_with_text_completions_are_checked(folder: Path):
-    environment(folder, "texts", SOURCE.replace("policies=said", "message_type='completion', policies=said"))
+    write_environment(folder, "texts", SOURCE.replace("policies=said", "message_type='completion', policies=said"))
     source = folder / "texts" / "texts.py"
     text = (
         source.read_text(encoding="utf-8")

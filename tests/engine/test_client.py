@@ -220,11 +220,11 @@ async def test_the_next_turn_of_a_raw_text_computes_only_new_tokens(end: str):
 
 
 async def test_a_raw_rollout_trains_each_sampled_token_once():
-    class Counted(vf.MultiTurnCompletionEnv):
+    class CountingEnv(vf.MultiTurnCompletionEnv):
         async def env_response(self, messages, state, **kwargs):
             return f" no {len(state['trajectory'])} "
 
-    env = Counted(dataset=[{"question": "0 1 2"}], max_turns=5)
+    env = CountingEnv(dataset=[{"question": "0 1 2"}], max_turns=5)
     sampling = {"max_tokens": 6, "temperature": 1.0}
     client = EngineClient.from_model(tiny_model(seed=1))
     records = await vf.generate(env, client, rollouts_per_example=4, sampling_args=sampling)

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 from fakes import generate_naively, tiny_model
-from families import FAMILIES, FAST, assert_agrees, family_model
+from families import FAMILIES, FAST, assert_matches_recomputation, family_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import first_quick, some_broad
@@ -74,7 +74,7 @@ def test_every_family_agrees_with_naive_recomputation(family: str):
 
         for i, turn_results in enumerate(asyncio.run(run_all())):
             for prompt, generation, temperature in turn_results:
-                assert_agrees(loaded, prompt, generation, i, temperature)
+                assert_matches_recomputation(loaded, prompt, generation, i, temperature)
 
     check()
 
@@ -104,7 +104,7 @@ def test_scaled_rope_agrees_with_naive_recomputation(rope: str):
     assert supports(model)
     generation = asyncio.run(Engine(model, []).generate(list(range(150)), SamplingParams(max_tokens=20), seed=3))
     loaded = cached_family_model("llama")._replace(model=model)
-    assert_agrees(loaded, list(range(150)), generation, 3, 1.0)
+    assert_matches_recomputation(loaded, list(range(150)), generation, 3, 1.0)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -201,7 +201,7 @@ def test_a_chunk_may_end_inside_the_convolution_window(chunk: int):
 
     for turn in range(2):
         for i, (prompt, generation) in enumerate(zip(prompts, asyncio.run(run_all()), strict=True)):
-            assert_agrees(loaded, prompt, generation, i, 1.0)
+            assert_matches_recomputation(loaded, prompt, generation, i, 1.0)
             prompts[i] = [*prompt, *generation.ids, *range(turn + i % 3)]
 
 
@@ -240,7 +240,7 @@ async def test_a_small_cache_causes_recomputation_but_never_a_wrong_token(rows: 
         cache = engine._runner.cache  # pyright: ignore[reportAttributeAccessIssue]
         assert cache.shape.position_bytes * 64 == row_bytes and cache.allocated_bytes <= rows * row_bytes
         for i, (prompt, generation) in enumerate(zip(prompts, generations, strict=True)):
-            assert_agrees(loaded, prompt, generation, i, 1.0)
+            assert_matches_recomputation(loaded, prompt, generation, i, 1.0)
         prompts = [[*p, *g.ids, 9][: 100 + turn] for p, g in zip(prompts, generations, strict=True)]
 
 
@@ -263,4 +263,4 @@ async def test_a_changed_convolution_kernel_takes_effect_after_update_weights():
         loaded.model.model.layers[0].conv.conv.weight.neg_()
     engine.update_weights(1)
     generation = await engine.generate([5, 6, 7], SamplingParams(max_tokens=8), seed=1)
-    assert_agrees(loaded, [5, 6, 7], generation, 1, 1.0)
+    assert_matches_recomputation(loaded, [5, 6, 7], generation, 1, 1.0)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 from fakes import generate_naively, tiny_model
-from families import assert_agrees
+from families import assert_matches_recomputation
 from tiers import first_quick
 
 from rove.core.errors import ConfigError, ModelError, OverlongPromptError
@@ -559,7 +559,7 @@ async def test_a_small_cache_causes_waiting_and_recomputation_but_never_a_wrong_
         )
         assert cache.allocated_bytes <= rows * row_bytes
         for i, (prompt, generation) in enumerate(zip(prompts, generations, strict=True)):
-            assert_agrees(loaded, prompt, generation, i, 1.0)
+            assert_matches_recomputation(loaded, prompt, generation, i, 1.0)
         prompts = [[*p, *g.ids, 9][: 100 + turn] for p, g in zip(prompts, generations, strict=True)]
 
 

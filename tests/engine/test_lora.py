@@ -15,7 +15,7 @@ import openai
 import pytest
 import torch
 from fakes import tiny_model
-from families import FAST, assert_agrees, family_model
+from families import FAST, assert_matches_recomputation, family_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -103,7 +103,7 @@ async def test_an_adapter_generates_the_same_as_merged_weights(family: str, nati
         for temperature in (0.0, 1.0):
             sampling = SamplingParams(temperature=temperature, max_tokens=16, ignore_eos=True, prompt_logprobs=0)
             generation = await engine.generate(prompt, sampling, seed=3, adapter=name)
-            assert_agrees(models[name], prompt, generation, 3, temperature)
+            assert_matches_recomputation(models[name], prompt, generation, 3, temperature)
             assert generation.policy_version == version
             scored = Engine(models[name].model, []).score(prompt)
             assert generation.prompt_logprobs == pytest.approx(scored, abs=1e-4)
@@ -154,7 +154,7 @@ def test_adapters_in_one_batch_generate_the_same_as_each_alone(family: str, nati
         for i, turn_results in enumerate(asyncio.run(run_all())):
             name, temperature = requests[i][0], requests[i][4]
             for prompt, generation in turn_results:
-                assert_agrees(models[name], prompt, generation, i, temperature)
+                assert_matches_recomputation(models[name], prompt, generation, i, temperature)
                 assert generation.policy_version == ADAPTERS.index(name)
 
     check()
@@ -172,7 +172,7 @@ async def test_preempted_requests_resume_with_their_adapter(native: bool):
     )
     assert engine.computed_tokens > 6 * 139  # some tokens were computed twice
     for i, prompt in enumerate(prompts):
-        assert_agrees(models[ADAPTERS[i % 3]], prompt, generations[i], i, 1.0)
+        assert_matches_recomputation(models[ADAPTERS[i % 3]], prompt, generations[i], i, 1.0)
 
 
 async def test_prefixes_are_shared_only_between_requests_with_the_same_adapter():
@@ -197,10 +197,10 @@ async def test_a_row_that_moves_to_a_larger_row_keeps_its_adapter():
         await asyncio.sleep(0)
     other_generation = await engine.generate(prompt, SamplingParams(max_tokens=4), seed=2)
     assert not long.done()
-    assert_agrees(models[None], prompt, other_generation, 2, 1.0)
+    assert_matches_recomputation(models[None], prompt, other_generation, 2, 1.0)
     longer = [*prompt, *(await long).ids, 5]
     for name in ADAPTERS:
-        assert_agrees(
+        assert_matches_recomputation(
             models[name], longer, await engine.generate(longer, SamplingParams(max_tokens=4), 3, None, name), 3, 1.0
         )
 
@@ -219,7 +219,7 @@ async def test_loading_an_adapter_under_the_same_name_replaces_it():
     assert engine.adapters == ["a", "b"]
     computed_tokens_before = engine.computed_tokens
     generation = await engine.generate(prompt, SamplingParams(max_tokens=8), seed=1, adapter="a")
-    assert_agrees(models["b"], prompt, generation, 1, 1.0)
+    assert_matches_recomputation(models["b"], prompt, generation, 1, 1.0)
     assert (generation.policy_version, engine.policy_version) == (7, 0)
     # No keys and values of the old adapter were used.
     assert engine.computed_tokens - computed_tokens_before == 40 + len(generation.ids) - 1
@@ -246,7 +246,7 @@ async def test_an_adapter_in_use_cannot_be_replaced_or_dropped():
             forbidden()
     engine.load_adapter("b", adapters["a"])
     engine.drop_adapter("b")
-    assert_agrees(models["a"], [5], await running, 0, 1.0)
+    assert_matches_recomputation(models["a"], [5], await running, 0, 1.0)
     cancelled = asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=30), adapter="a"))
     await asyncio.sleep(0)
     cancelled.cancel()
@@ -265,7 +265,7 @@ async def test_adapters_are_kept_when_the_base_weights_change():
     engine.update_weights(1, dict(family_model("qwen3", seed=5).model.named_parameters()))
     generation = await engine.generate(prompt, SamplingParams(max_tokens=8), seed=1, adapter="a")
     assert generation.policy_version == 4
-    assert_agrees(merge_adapter(loaded, adapter), prompt, generation, 1, 1.0)
+    assert_matches_recomputation(merge_adapter(loaded, adapter), prompt, generation, 1, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ async def test_peft_config_fields_have_their_peft_meaning(
     engine = Engine(loaded.model, [])
     engine.load_adapter("a", save(adapter, tmp_path / "a"))
     generation = await engine.generate([5, 6, 7], SamplingParams(max_tokens=16), seed=2, adapter="a")
-    assert_agrees(expected, [5, 6, 7], generation, 2, 1.0)
+    assert_matches_recomputation(expected, [5, 6, 7], generation, 2, 1.0)
     engine.load_adapter("a", str(tmp_path / "a"))
 
 
@@ -312,7 +312,7 @@ async def test_ranks_may_differ_between_modules():
     engine = Engine(loaded.model, [])
     engine.load_adapter("a", adapter)
     generation = await engine.generate([5, 6, 7], SamplingParams(max_tokens=16), seed=2, adapter="a")
-    assert_agrees(merge_adapter(loaded, adapter), [5, 6, 7], generation, 2, 1.0)
+    assert_matches_recomputation(merge_adapter(loaded, adapter), [5, 6, 7], generation, 2, 1.0)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -445,7 +445,7 @@ def test_load_adapter_copies_the_tensors():
     for tensor in weights.tensors.values():
         tensor.zero_()
     generation = asyncio.run(engine.generate([5, 6], SamplingParams(max_tokens=8), adapter="a"))
-    assert_agrees(models["a"], [5, 6], generation, 0, 1.0)
+    assert_matches_recomputation(models["a"], [5, 6], generation, 0, 1.0)
 
 
 def test_adapter_hooks_are_removed_after_an_error():

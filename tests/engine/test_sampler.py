@@ -313,22 +313,22 @@ def test_top_logprobs_come_from_the_filtered_distribution():
     ]
 
 
-class Only:
+class FixedSequenceGrammar:
     """A grammar that allows exactly one sequence of tokens."""
 
     def __init__(self, *tokens: int):
         self.tokens = list(tokens)
-        self.seen: list[int] = []
+        self.accepted: list[int] = []
 
     def mask(self, vocab: int) -> torch.Tensor:
-        return torch.arange(vocab) == self.tokens[len(self.seen)]
+        return torch.arange(vocab) == self.tokens[len(self.accepted)]
 
     def advance(self, token: int) -> None:
-        self.seen.append(token)
+        self.accepted.append(token)
 
 
 def test_a_constrained_row_generates_only_tokens_its_grammar_allows():
-    constraints: Any = Only(4, 9, 2), Only(1, 1, 1)
+    constraints: Any = FixedSequenceGrammar(4, 9, 2), FixedSequenceGrammar(1, 1, 1)
     samplings = [SamplingParams(repetition_penalty=1.5), SamplingParams(), SamplingParams(temperature=0, top_p=0.5)]
     sampler = sampler_of(
         row_of(samplings[0], constraint=constraints[0]),
@@ -336,8 +336,8 @@ def test_a_constrained_row_generates_only_tokens_its_grammar_allows():
         row_of(samplings[2], constraint=constraints[1]),
     )
     steps = [sampler.step(logits_of(4, i).expand(3, VOCAB)) for i in range(3)]
-    assert [step.ids[0].item() for step in steps] == constraints[0].seen == [4, 9, 2]
-    assert [step.ids[2].item() for step in steps] == constraints[1].seen == [1, 1, 1]
+    assert [step.ids[0].item() for step in steps] == constraints[0].accepted == [4, 9, 2]
+    assert [step.ids[2].item() for step in steps] == constraints[1].accepted == [1, 1, 1]
     assert [step.logprobs[0].item() for step in steps] == [0.0] * 3
 
 

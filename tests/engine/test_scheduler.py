@@ -104,7 +104,7 @@ def test_prefixes_are_reused_even_with_more_conversations_than_rows():
 
 
 def admissions(first: int) -> list[int]:
-    """The order in which the turns of 16 conversations are computed, if the first request is the `first` of the process."""
+    """Return the order in which the turns of 16 conversations are computed; `first` is the number of the first request."""
     scheduler = new_scheduler(rows=64, max_batch=2, chunk=64)
     conversations = [new_sequence(first + i, [i, *range(20)], max_tokens=2) for i in range(16)]
     for seq in conversations:

@@ -16,7 +16,7 @@ TEXTS = st.text(alphabet="abA é€🌍\ufffd\n", max_size=30)
 STOPS = st.lists(st.text(alphabet="abA é€\n", min_size=1, max_size=4), min_size=1, max_size=3)
 
 
-class Pieces:
+class SplitText:
     """A text as tokens: any split of its bytes, with one id per piece."""
 
     def __init__(self, text: str, cuts: Sequence[int] = ()):
@@ -31,7 +31,7 @@ class Pieces:
 
 
 def run_checker(
-    pieces: Pieces, sampling: SamplingParams, max_tokens: int = 1000, **fields: Any
+    pieces: SplitText, sampling: SamplingParams, max_tokens: int = 1000, **fields: Any
 ) -> tuple[StopChecker, int, list[str]]:
     """Push tokens until the checker stops; return the checker, the number of tokens and the text streamed after each."""
     checker, streamed = StopChecker(sampling, max_tokens, decode=pieces, **fields), []
@@ -57,7 +57,7 @@ def first_stop(text: str, stops: list[str]) -> tuple[str, str] | None:
 @settings(deadline=None, max_examples=400)
 @given(TEXTS, STOPS, st.lists(st.integers(0, 100), max_size=20))
 def test_the_stop_position_does_not_depend_on_the_split_into_tokens(text: str, stops: list[str], cuts: list[int]):
-    pieces = Pieces(text, cuts)
+    pieces = SplitText(text, cuts)
     checker, count, streamed = run_checker(pieces, SamplingParams(stop=stops))
     expected = first_stop(text, stops)
     if expected is None:
@@ -75,7 +75,7 @@ def test_the_stop_position_does_not_depend_on_the_split_into_tokens(text: str, s
 @settings(deadline=None, max_examples=200)
 @given(TEXTS, STOPS, st.lists(st.integers(0, 100), max_size=20), st.integers(1, 10))
 def test_streamed_text_is_a_prefix_of_the_final_text(text: str, stops: list[str], cuts: list[int], max_tokens: int):
-    checker, count, streamed = run_checker(Pieces(text, cuts), SamplingParams(stop=stops), max_tokens)
+    checker, count, streamed = run_checker(SplitText(text, cuts), SamplingParams(stop=stops), max_tokens)
     if checker.reason:
         assert "".join(streamed) == checker.text
     assert checker.text.startswith("".join(streamed))
@@ -85,7 +85,7 @@ def test_streamed_text_is_a_prefix_of_the_final_text(text: str, stops: list[str]
 @settings(deadline=None)
 @given(TEXTS, st.lists(st.integers(0, 100), max_size=20))
 def test_the_text_of_a_generation_without_stop_strings_is_complete(text: str, cuts: list[int]):
-    pieces = Pieces(text, cuts)
+    pieces = SplitText(text, cuts)
     checker, _, _ = run_checker(pieces, SamplingParams(), max_tokens=max(1, len(pieces.pieces)))
     assert checker.text == text
     assert checker.reason == ("length" if text else None)
@@ -96,32 +96,32 @@ def test_the_text_of_a_generation_without_stop_strings_is_complete(text: str, cu
 def test_long_generations_are_decoded_like_short_ones(text: str, stops: list[str]):
     """Every byte is a token, so only the last tokens are decoded again."""
     text = "x🌍é\ufffd" * 30 + text
-    pieces = Pieces(text, range(4 * len(text)))
+    pieces = SplitText(text, range(4 * len(text)))
     checker, _, streamed = run_checker(pieces, SamplingParams(stop=stops), max_tokens=len(pieces.pieces))
     assert checker.text == "".join(streamed) == (first_stop(text, stops) or [text])[0]
 
 
 def test_a_generation_cut_inside_a_character_ends_with_a_replacement_character():
-    pieces = Pieces("a€", [2])
+    pieces = SplitText("a€", [2])
     checker = StopChecker(SamplingParams(), 1, decode=pieces)
     assert checker.push(0) == "length"
     assert checker.take_text() == "a\ufffd"
 
 
 def test_text_that_may_start_a_stop_string_is_held_back():
-    _, _, streamed = run_checker(Pieces("xENx END", range(8)), SamplingParams(stop=["END"]))
+    _, _, streamed = run_checker(SplitText("xENx END", range(8)), SamplingParams(stop=["END"]))
     assert streamed == ["x", "", "", "ENx", " ", "", "", ""]
 
 
 def test_the_longest_of_several_stop_strings_with_the_same_end_is_used():
-    checker, _, _ = run_checker(Pieces("one two"), SamplingParams(stop=["wo", " two", "o"]))
+    checker, _, _ = run_checker(SplitText("one two"), SamplingParams(stop=["wo", " two", "o"]))
     assert (checker.text, checker.stopped_by) == ("", "o")
-    checker, _, _ = run_checker(Pieces("ne two"), SamplingParams(stop=["wo", " two"]))
+    checker, _, _ = run_checker(SplitText("ne two"), SamplingParams(stop=["wo", " two"]))
     assert (checker.text, checker.stopped_by) == ("ne", " two")
 
 
 def test_a_stop_token_ends_the_generation_and_is_excluded_from_its_text():
-    pieces = Pieces("ab", [1])
+    pieces = SplitText("ab", [1])
     checker, count, _ = run_checker(pieces, SamplingParams(stop_token_ids=[1]))
     assert (checker.reason, checker.stopped_by, checker.text, count) == ("stop", 1, "a", 2)
     checker, *_ = run_checker(pieces, SamplingParams(), stop_ids=frozenset([0]))
@@ -129,7 +129,7 @@ def test_a_stop_token_ends_the_generation_and_is_excluded_from_its_text():
 
 
 def test_before_min_tokens_only_max_tokens_ends_the_generation():
-    pieces = Pieces("aXbXcX", range(6))
+    pieces = SplitText("aXbXcX", range(6))
     checker, count, _ = run_checker(pieces, SamplingParams(stop=["X"], min_tokens=2))
     assert (count, checker.text) == (4, "aXb")
     checker, count, _ = run_checker(pieces, SamplingParams(stop_token_ids=[0, 2], min_tokens=2))
@@ -139,7 +139,7 @@ def test_before_min_tokens_only_max_tokens_ends_the_generation():
 
 
 def test_a_stop_string_may_start_before_min_tokens():
-    checker, count, _ = run_checker(Pieces("aENDb", range(5)), SamplingParams(stop=["END"], min_tokens=2))
+    checker, count, _ = run_checker(SplitText("aENDb", range(5)), SamplingParams(stop=["END"], min_tokens=2))
     assert (count, checker.text) == (4, "a")
 
 
@@ -147,7 +147,7 @@ def test_ignore_eos_ignores_the_models_end_token_but_not_stop_token_ids():
     assert end_token_ids(SamplingParams(stop_token_ids=[5]), frozenset([1])) == {1, 5}
     assert end_token_ids(SamplingParams(ignore_eos=True, stop_token_ids=[5]), frozenset([1])) == {5}
     checker, count, _ = run_checker(
-        Pieces("abc", range(3)), SamplingParams(ignore_eos=True), max_tokens=3, stop_ids=frozenset([1])
+        SplitText("abc", range(3)), SamplingParams(ignore_eos=True), max_tokens=3, stop_ids=frozenset([1])
     )
     assert (count, checker.reason) == (3, "length")
 
@@ -159,7 +159,7 @@ def test_no_text_is_decoded_without_a_decode_function():
 
 
 def test_a_stop_string_takes_precedence_over_max_tokens():
-    checker, *_ = run_checker(Pieces("aX", [1]), SamplingParams(stop=["X"]), max_tokens=2)
+    checker, *_ = run_checker(SplitText("aX", [1]), SamplingParams(stop=["X"]), max_tokens=2)
     assert checker.reason == "stop"
 
 
@@ -173,7 +173,7 @@ def test_tokens_that_decode_differently_at_the_start_of_a_text():
 
 
 def test_closing_tokens_are_streamed_only_if_text_follows_them():
-    pieces = Pieces("aCbCS", range(5))  # token 1 and 3: a closing token, 4: the stop token
+    pieces = SplitText("aCbCS", range(5))  # token 1 and 3: a closing token, 4: the stop token
     sampling = SamplingParams(stop=["zzz"])
     _, _, streamed = run_checker(pieces, sampling, stop_ids=frozenset([4]), closing_ids={1, 3, 4})
     assert streamed == ["a", "", "Cb", "", ""]
@@ -189,7 +189,7 @@ def test_a_completion_is_decoded_as_the_continuation_of_its_prompt():
         assert checker.text == text
 
 
-class Form:
+class CompleteGrammar:
     """A grammar that is complete at once, with an optional error."""
 
     def __init__(self, error: str = ""):
@@ -197,13 +197,13 @@ class Form:
 
 
 def test_the_end_of_the_grammar_ends_the_generation():
-    form: Any = Form()
+    form: Any = CompleteGrammar()
     checker = StopChecker(SamplingParams(min_tokens=3), 10, constraint=form)
     assert checker.push(4) == "stop"
     assert checker.stopped_by is None
 
 
 def test_a_grammar_error_fails_the_generation():
-    broken: Any = Form("too complex")
+    broken: Any = CompleteGrammar("too complex")
     with pytest.raises(ModelError, match="broke off: too complex"):
         StopChecker(SamplingParams(), 10, constraint=broken).push(4)

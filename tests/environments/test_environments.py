@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import each_row, first_quick, some_quick
-from toys import roll, says
+from toy_envs import generate_sync, scripted_client
 
 import rove as vf
 from rove.envs.loading import environment_file, example_environments
@@ -140,7 +140,7 @@ def test_the_examples_are_the_same_in_another_process(name):
 def test_every_scripted_policy_keeps_the_format_and_gets_a_reward_in_range(name, player, num_examples):
     env = vf.load_environment(name, num_examples=num_examples)
     low, high = REWARDS[name]
-    for record in roll(env, says(env.policies[player]), rollouts_per_example=2):
+    for record in generate_sync(env, scripted_client(env.policies[player]), rollouts_per_example=2):
         assert record.error is None, record.error
         assert record.scores is not None
         assert low <= record.scores.reward <= high
@@ -156,7 +156,7 @@ def test_every_scripted_policy_keeps_the_format_and_gets_a_reward_in_range(name,
 def test_garbage_gets_a_low_reward_and_no_error(name, garbage):
     env = vf.load_environment(name, num_examples=20)
     low, high = REWARDS[name]
-    for record in roll(env, says(garbage)):
+    for record in generate_sync(env, scripted_client(garbage)):
         assert record.error is None, record.error
         assert record.scores is not None
         assert low <= record.scores.reward < (low + high) / 2
@@ -166,7 +166,7 @@ def test_garbage_gets_a_low_reward_and_no_error(name, garbage):
 def test_every_rollout_ends_within_eight_turns(name):
     env = vf.load_environment(name, num_examples=1)
     assert isinstance(env, MultiTurnEnv)
-    [record] = roll(env, says("<think>hm</think>"))
+    [record] = generate_sync(env, scripted_client("<think>hm</think>"))
     assert record.stop_condition
     assert len(record.steps) <= 8
 
@@ -186,13 +186,13 @@ def test_reverse_text_answers_are_the_reversed_phrases():
 
 def test_reverse_text_rewards_similarity():
     env = reverse(num_examples=30)
-    assert {record.reward for record in roll(env, says(env.policies["oracle"]))} == {1.2}
-    for record in roll(env, says(env.policies["copycat"])):
+    assert {record.reward for record in generate_sync(env, scripted_client(env.policies["oracle"]))} == {1.2}
+    for record in generate_sync(env, scripted_client(env.policies["copycat"])):
         assert record.scores is not None
         assert record.scores.rewards["likeness"] < 1
         assert record.scores.metrics["exact"] == 0
-    [record] = roll(
-        reverse(num_examples=1), says(lambda messages, state, rng: state["answer"])
+    [record] = generate_sync(
+        reverse(num_examples=1), scripted_client(lambda messages, state, rng: state["answer"])
     )  # the right text without tags
     assert record.reward == 0
 
@@ -252,9 +252,9 @@ def test_short_sentences_evaluates_with_things_outside_of_the_training_set():
 # double_check
 
 
-def double_check(player, count: int = 30) -> list[vf.RolloutRecord]:
+def double_check(policy, count: int = 30) -> list[vf.RolloutRecord]:
     env = vf.load_environment("double_check", num_examples=count)
-    return roll(env, says(env.policies[player] if isinstance(player, str) else player))
+    return generate_sync(env, scripted_client(env.policies[policy] if isinstance(policy, str) else policy))
 
 
 def scores_of(record: vf.RolloutRecord) -> dict[str, float]:
@@ -272,10 +272,10 @@ def test_double_check_asks_again_once_and_scores_the_second_answer():
 
 
 def test_double_check_rewards_a_corrected_answer():
-    def second_thoughts(messages, state, rng):
+    def correct_in_second_turn(messages, state, rng):
         return f"<answer>{state['answer'] if state['trajectory'] else 'no idea'}</answer>"
 
-    for record in double_check(second_thoughts):
+    for record in double_check(correct_in_second_turn):
         assert scores_of(record) == {"correct": 1, "first_correct": 0, "changed_mind": 1, "num_turns": 2}
 
 
@@ -304,7 +304,7 @@ def problems(**options) -> Any:
 def test_math_python_answers_match_programs_that_compute_them_directly(level):
     env = problems(num_examples=12, min_level=level, max_level=level)
     assert {example["info"]["level"] for example in env.get_dataset()} == {level}
-    for record in roll(env, says(env.policies["solver"])):
+    for record in generate_sync(env, scripted_client(env.policies["solver"])):
         assert record.error is None, record.error
         [output] = [m["content"] for m in record.completion if m["role"] == "tool"]
         assert (output, record.reward) == (record.answer, 1.0)
@@ -317,7 +317,7 @@ def test_math_python_has_all_levels():
 
 def test_math_python_guesses_use_no_sandbox_and_get_low_rewards():
     env = problems(num_examples=100)
-    records = roll(env, says(env.policies["guesser"]))
+    records = generate_sync(env, scripted_client(env.policies["guesser"]))
     assert sum(record.reward for record in records) < 5
     assert {scores_of(record)["sandbox_ready_wait_time"] for record in records} == {0.0}
 
@@ -332,7 +332,7 @@ def test_math_python_lets_a_model_retry_after_errors():
         function = {"name": "python", "arguments": json.dumps({"code": code})}
         return vf.AssistantMessage(None, tool_calls=[{"id": "1", "type": "function", "function": function}])
 
-    for record in roll(problems(num_examples=5), says(persistent)):
+    for record in generate_sync(problems(num_examples=5), scripted_client(persistent)):
         assert (record.reward, len(record.steps)) == (1.0, 5)
 
 
@@ -375,10 +375,10 @@ def lookup_rollouts(
 ) -> list[vf.RolloutRecord]:
     """Run rollouts with functions of (info, last message) as the turns of the model."""
 
-    def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
+    def policy(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
         return turns[len(state["trajectory"])](state["info"], messages[-1].content)
 
-    return roll(vf.load_environment("lookup", **{"num_examples": 20, **options}), says(player))
+    return generate_sync(vf.load_environment("lookup", **{"num_examples": 20, **options}), scripted_client(policy))
 
 
 def test_lookup_shows_no_room_before_a_lookup_call():
@@ -404,13 +404,13 @@ def test_lookup_shows_no_room_before_a_lookup_call():
 @pytest.mark.slow
 def test_lookup_policies_have_the_documented_success_rates():
     env = vf.load_environment("lookup", num_examples=2000)
-    for record in roll(env, says(env.policies["solver"])):
+    for record in generate_sync(env, scripted_client(env.policies["solver"])):
         assert scores_of(record)["correct"] == 1
         assert [message["role"] for message in record.completion] == ["assistant", "tool"] * 2
         assert record.completion[1]["content"] == record.answer
         assert record.stop_condition == "has_answered"
     totals = collections.Counter()
-    for record in roll(env, says(env.policies["novice"])):
+    for record in generate_sync(env, scripted_client(env.policies["novice"])):
         totals.update(scores_of(record))
     assert 210 < totals["correct"] < 310
     assert 930 < totals["looked_up"] < 1070  # otherwise the policy guesses
@@ -521,7 +521,7 @@ def test_earlier_wins_and_later_losses_have_higher_values():
 def test_the_optimal_policy_never_loses(random_move_prob):
     env = game(min_random_move_prob=random_move_prob, max_random_move_prob=random_move_prob)
     totals = collections.Counter()
-    for record in roll(env, says(env.policies["optimal"]), rollouts_per_example=3):
+    for record in generate_sync(env, scripted_client(env.policies["optimal"]), rollouts_per_example=3):
         totals.update(scores_of(record))
     assert totals["lost"] == totals["invalid_move"] == 0
     assert totals["won"] + totals["drawn"] == 600
@@ -533,7 +533,7 @@ def test_the_optimal_policy_never_loses(random_move_prob):
 def test_random_moves_never_beat_the_perfect_opponent():
     env = game(max_random_move_prob=0.0)
     totals = collections.Counter()
-    for record in roll(env, says(env.policies["random"]), rollouts_per_example=3):
+    for record in generate_sync(env, scripted_client(env.policies["random"]), rollouts_per_example=3):
         totals.update(scores_of(record))
     assert totals["won"] == 0
     assert totals["lost"] > 300
@@ -577,7 +577,7 @@ def test_the_opponent_replies_equally_to_all_group_members():
     """Within an example the same board always gets the same reply, so group members differ only by the model's moves."""
     replies: dict[tuple[str, str], set[str]] = collections.defaultdict(set)
     env = game(num_examples=30)
-    for record in roll(env, says(env.policies["random"]), rollouts_per_example=12):
+    for record in generate_sync(env, scripted_client(env.policies["random"]), rollouts_per_example=12):
         replies[record.example_key, "start"].add(record.prompt[-1]["content"])
         for step, reply in zip(record.steps, record.completion[1::2], strict=True):
             shown_board, answer = step.prompt[-1]["content"], step.completion[0]["content"].partition("<move>")[2]
@@ -589,7 +589,7 @@ def test_the_opponent_replies_equally_to_all_group_members():
 @pytest.mark.slow
 def test_the_opponent_starts_half_of_the_games():
     env = game(num_examples=1000)
-    started = [record.prompt[-1]["content"].count("O") for record in roll(env, says("resign"))]
+    started = [record.prompt[-1]["content"].count("O") for record in generate_sync(env, scripted_client("resign"))]
     assert set(started) == {0, 1}
     assert 450 < sum(started) < 550
 
@@ -613,13 +613,13 @@ def test_consecutive_games_cover_every_difficulty_bucket_once(num_groups, first_
 def test_invalid_moves_have_one_penalty_and_the_game_continues(move, times):
     env = game(num_examples=20)
 
-    def stumbling(messages, state, rng):
+    def invalid_then_optimal(messages, state, rng):
         if len(state["trajectory"]) < times:
             taken = next((i for i in range(9) if state["board"][i] != "."), "X")
             return f"<move>{taken if move == 'taken' else move}</move>"
         return env.policies["optimal"](messages, state, rng)
 
-    for record in roll(env, says(stumbling)):
+    for record in generate_sync(env, scripted_client(invalid_then_optimal)):
         scores = scores_of(record)
         assert scores["lost"] == 0
         assert record.reward == pytest.approx(scores["win"] + 0.2 * scores["format"] - 0.1)
@@ -635,7 +635,7 @@ def test_a_punishing_opponent_takes_every_win_and_an_invalid_move_loses():
         move = ttt.opponent_move(board, 3, 1.0, punish=True)
         if ttt.value(board, "O") < 0:
             assert move in ttt.best_moves(board, "O")
-    for record in roll(game(num_examples=10, punish=True), says("<think>.</think><move>X</move>")):
+    for record in generate_sync(game(num_examples=10, punish=True), scripted_client("<think>.</think><move>X</move>")):
         assert len(record.steps) == 1
         assert record.completion[-1]["content"].startswith("Invalid move.\n")
         assert scores_of(record)["lost"] == 1
@@ -649,12 +649,12 @@ def test_reading_a_rendered_board_gives_the_same_board(first, data):
 
 
 def test_a_game_has_at_most_eight_turns():
-    for record in roll(game(num_examples=10), says("pass")):
+    for record in generate_sync(game(num_examples=10), scripted_client("pass")):
         assert len(record.steps) == 8
         assert record.stop_condition == "max_turns_reached"
         assert scores_of(record)["lost"] == 1
         assert record.reward == -0.1
-    [short] = roll(game(num_examples=1, max_turns=3), says("pass"))
+    [short] = generate_sync(game(num_examples=1, max_turns=3), scripted_client("pass"))
     assert len(short.steps) == 3
 
 
@@ -665,14 +665,14 @@ def test_the_last_allowed_move_counts():
     def late(messages, state, rng):
         return "pass" if len(state["trajectory"]) < 5 else env.policies["optimal"](messages, state, rng)
 
-    last_turn = [record for record in roll(env, says(late)) if len(record.steps) == 8]
+    last_turn = [record for record in generate_sync(env, scripted_client(late)) if len(record.steps) == 8]
     assert last_turn
     assert any(scores_of(record)["won"] for record in last_turn)
 
 
 def test_the_last_message_states_the_result():
     env = game(num_examples=60)
-    for record in roll(env, says(env.policies["random"])):
+    for record in generate_sync(env, scripted_client(env.policies["random"])):
         scores = scores_of(record)
         endings = {"won": "You win.", "drawn": "Draw.", "lost": "You lose."}
         [ending] = [text for name, text in endings.items() if scores[name]]
@@ -692,7 +692,7 @@ async def test_a_person_can_play_as_the_opponent():
         return legal[-1]
 
     env.opponent = person
-    for record in await vf.generate(env, says(env.policies["random"]), max_concurrent=1):
+    for record in await vf.generate(env, scripted_client(env.policies["random"]), max_concurrent=1):
         assert record.error is None, record.error
     assert len(legal_moves) > 20
 
@@ -743,7 +743,7 @@ def test_needle_facts_each_occur_once_in_the_text(level):
 @pytest.mark.parametrize("player", ["solver", "recursive"])
 def test_needle_policies_find_the_hidden_facts(level, player):
     env = needle(num_examples=12, min_level=level, max_level=level, length=90_000)
-    for record in roll(env, says(env.policies[player])):
+    for record in generate_sync(env, scripted_client(env.policies[player])):
         assert (record.error, record.reward) == (None, 1.0)
         assert scores_of(record)["sub_calls"] == (5 if player == "recursive" else 0)
         assert "90," in record.prompt[1]["content"] and len(str(record)) < 90_000 * (1 + 2 * (player == "recursive"))
@@ -752,7 +752,7 @@ def test_needle_policies_find_the_hidden_facts(level, player):
 @pytest.mark.slow
 def test_needle_guesses_get_low_rewards():
     env = needle(num_examples=60)
-    records = roll(env, says(env.policies["novice"]))
+    records = generate_sync(env, scripted_client(env.policies["novice"]))
     assert {scores_of(record)["answer_ready"] for record in records} == {1.0}
     assert sum(record.reward for record in records) < 20
 
@@ -768,7 +768,7 @@ def test_needle_has_all_levels_and_the_requested_length():
 @pytest.mark.broad
 def test_needle_sub_calls_can_be_trained():
     env = needle(num_examples=4, length=15_000, train_sub_calls=True, max_turns=2)
-    for record in roll(env, says(env.policies["recursive"])):
+    for record in generate_sync(env, scripted_client(env.policies["recursive"])):
         assert (record.reward, record.model_roles) == (1.0, {})
         roles = [step.prompt[0]["role"] for step in record.steps]
         assert roles == ["system", "user", "system"]

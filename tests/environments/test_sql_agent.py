@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import each_row
-from toys import roll, says
+from toy_envs import generate_sync, scripted_client
 
 import rove as vf
 
@@ -121,7 +121,7 @@ def test_answers_are_parsed_as_rows(reply, rows, equal):
 
 class Attack(NamedTuple):
     sql: str
-    told: str
+    error_pattern: str
     """Regular expression for the error message."""
 
 
@@ -183,7 +183,7 @@ def test_hostile_sql_is_rejected_with_a_message_and_changes_nothing(
     monkeypatch.chdir(tmp_path)
     with open_shop() as db:
         tables_before = {table: queries.run(db, f"SELECT * FROM {table}", 1000) for table in agent._tables(db)}
-        with pytest.raises(ValueError, match=attack.told):
+        with pytest.raises(ValueError, match=attack.error_pattern):
             queries.run(db, attack.sql, 30)
         assert {table: queries.run(db, f"SELECT * FROM {table}", 1000) for table in agent._tables(db)} == tables_before
         assert not db.in_transaction
@@ -198,7 +198,7 @@ def test_hostile_sql_in_rollouts_gets_no_reward_and_no_error():
         return vf.tool_call("run_query", sql=attacks[state["example_id"]].sql)
 
     env = vf.load_environment("sql_agent", num_examples=len(ATTACKS) - 1)
-    for record in roll(env, says(hostile)):
+    for record in generate_sync(env, scripted_client(hostile)):
         [message_to_model] = [message["content"] for message in record.completion if message["role"] == "tool"]
         assert message_to_model.startswith("error: ")
         assert (record.reward, values(record)["errors_reported"]) == (0, 1)
@@ -265,7 +265,7 @@ def test_the_connection_is_hidden_from_the_model():
 def test_every_connection_is_closed_after_errors_and_limits():
     opened: list[sqlite3.Connection] = []
 
-    def clumsy(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+    def failing_policy(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
         opened.append(state["db"])
         if state["example_id"] % 3 == 0:
             raise vf.InfraError("the endpoint is gone")
@@ -276,7 +276,7 @@ def test_every_connection_is_closed_after_errors_and_limits():
         )
 
     env: Any = vf.load_environment("sql_agent", num_examples=6, max_turns=2)
-    errors = [record.error is not None for record in roll(env, says(clumsy))]
+    errors = [record.error is not None for record in generate_sync(env, scripted_client(failing_policy))]
     assert errors == [True, False, False] * 2
     assert len(set(map(id, opened))) == 6
     for db in opened:
@@ -289,13 +289,13 @@ def test_a_running_query_is_stopped_before_its_database_is_closed_at_a_timeout(m
     monkeypatch.setattr(queries, "MAX_SECONDS", 300.0)
     opened: list[sqlite3.Connection] = []
 
-    def endless(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+    def endless_query(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
         opened.append(state["db"])
         return vf.tool_call("run_query", sql=f"{BOMB} SELECT max(i) FROM n")
 
     env: Any = vf.load_environment("sql_agent", num_examples=1)
     env.timeout_seconds = 0.3
-    [record] = roll(env, says(endless))
+    [record] = generate_sync(env, scripted_client(endless_query))
     assert record.stop_condition == "timeout_reached"
     with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
         opened[0].execute("SELECT 1")
@@ -392,7 +392,7 @@ def test_questions_are_unique_and_evaluation_uses_other_databases():
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
 def test_the_solver_is_always_right_with_queries_and_with_values(level):
     env = vf.load_environment("sql_agent", num_examples=60, min_level=level, max_level=level)
-    records = roll(env, says(env.policies["solver"]))
+    records = generate_sync(env, scripted_client(env.policies["solver"]))
     assert {record.info["level"] for record in records} == {level}
     assert {record.reward for record in records} == {1}
     assert {values(record)["answered_by_query"] for record in records} == {0, 1}
@@ -401,11 +401,11 @@ def test_the_solver_is_always_right_with_queries_and_with_values(level):
 @pytest.mark.slow
 def test_the_novice_answers_single_table_questions_only():
     env = vf.load_environment("sql_agent", num_examples=300)
-    for record in roll(env, says(env.policies["novice"])):
+    for record in generate_sync(env, scripted_client(env.policies["novice"])):
         if " JOIN " not in record.info["sql"] and "(SELECT" not in record.info["sql"]:
             assert record.reward == 1
     harder = vf.load_environment("sql_agent", num_examples=100, min_level=3, max_level=4)
-    assert sum(record.reward for record in roll(harder, says(harder.policies["novice"]))) < 10
+    assert sum(record.reward for record in generate_sync(harder, scripted_client(harder.policies["novice"]))) < 10
 
 
 @pytest.mark.parametrize(
@@ -424,24 +424,26 @@ def test_the_novice_answers_single_table_questions_only():
 def test_answers_can_be_queries(wrapped, reward):
     env = vf.load_environment("sql_agent", num_examples=20, max_level=1)
     policy = lambda messages, state, rng: f"<answer>{wrapped.format(sql=state['info']['sql'])}</answer>"  # noqa: E731
-    assert {record.reward for record in roll(env, says(policy))} == {reward}
+    assert {record.reward for record in generate_sync(env, scripted_client(policy))} == {reward}
 
 
 def test_without_tags_there_is_no_answer():
     env = vf.load_environment("sql_agent", num_examples=5)
-    assert {record.reward for record in roll(env, says(lambda messages, state, rng: state["answer"]))} == {0}
+    assert {
+        record.reward for record in generate_sync(env, scripted_client(lambda messages, state, rng: state["answer"]))
+    } == {0}
 
 
 @pytest.mark.broad
 def test_the_order_of_an_answer_counts_only_if_the_question_has_one():
     env = vf.load_environment("sql_agent", num_examples=150, min_level=2, max_level=4)
 
-    def backwards(messages: vf.Messages, state: vf.State, rng: Any) -> str:
+    def reversed_answer(messages: vf.Messages, state: vf.State, rng: Any) -> str:
         lines = "\n".join(reversed(state["answer"].splitlines()))
         return f"<answer>{lines}</answer>"
 
     orders = set()
-    for record in roll(env, says(backwards)):
+    for record in generate_sync(env, scripted_client(reversed_answer)):
         ordered = "LIMIT" in record.info["sql"] and len(record.answer.splitlines()) > 1
         assert record.reward == (0 if ordered else 1)
         orders.add(ordered)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import each_row
-from toys import roll, says
+from toy_envs import generate_sync, scripted_client
 
 import rove as vf
 
@@ -287,14 +287,14 @@ def test_other_answers_are_not_accepted(reply, right):
 # Rollouts
 
 
-def play(player: Any, count: int = 60, **options: Any) -> list[vf.RolloutRecord]:
+def run_policy(policy: Any, count: int = 60, **options: Any) -> list[vf.RolloutRecord]:
     env = vf.load_environment("wiki_search", num_examples=count, num_articles=SMALL, **options)
-    return roll(env, says(env.policies[player] if isinstance(player, str) else player))
+    return generate_sync(env, scripted_client(env.policies[policy] if isinstance(policy, str) else policy))
 
 
 @pytest.mark.broad
 def test_the_solver_answers_every_question_with_the_tools():
-    for record in play("solver", 300):
+    for record in run_policy("solver", 300):
         assert (record.reward, values(record)["support_found"]) == (1, 1), record.prompt
         assert values(record)["sections_read"] == len({section for section, _ in record.info["support"]})
         assert values(record)["search_pages_calls"] == values(record)["view_sections_calls"]
@@ -302,13 +302,13 @@ def test_the_solver_answers_every_question_with_the_tools():
 
 @pytest.mark.broad
 def test_guesses_and_the_first_search_hit_get_low_rewards():
-    means = {name: sum(record.reward for record in play(name, 300)) / 300 for name in ("guesser", "first_hit")}
+    means = {name: sum(record.reward for record in run_policy(name, 300)) / 300 for name in ("guesser", "first_hit")}
     assert means["guesser"] < 0.2
     assert means["guesser"] < means["first_hit"] < 0.3
 
 
 def test_tools_report_unknown_pages_and_sections():
-    def lost(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+    def unknown_pages_policy(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
         if state["trajectory"]:
             return "<answer>nowhere</answer>"
         calls = [("search_pages", "query", "xyzzy"), ("search_pages", "query", " ?! "), ("view_sections", "page_id", "xyzzy"),
@@ -316,7 +316,7 @@ def test_tools_report_unknown_pages_and_sections():
         tool_calls = [wiki._call(tool, argument, value)["tool_calls"][0] for tool, argument, value in calls]
         return vf.AssistantMessage(None, tool_calls=tool_calls)
 
-    [record] = play(lost, 1)
+    [record] = run_policy(unknown_pages_policy, 1)
     results = [message["content"] for message in record.completion if message["role"] == "tool"]
     assert results[:2] == ["No page contains these words."] * 2
     assert results[2] == "there is no page 'xyzzy'; use a page_id from the result of search_pages"
@@ -337,11 +337,13 @@ def test_search_finds_pages_by_title_and_by_text():
 def test_a_judge_replaces_the_comparison():
     judge_prompts: list[str] = []
 
-    def lenient(messages: vf.Messages, state: vf.State, rng: Any) -> str:
+    def lenient_judge(messages: vf.Messages, state: vf.State, rng: Any) -> str:
         judge_prompts.append(messages[-1]["content"])
         return "yes"
 
-    records = play(lambda messages, state, rng: "<answer>who knows</answer>", 5, judge=vf.ScriptedClient(lenient))
+    records = run_policy(
+        lambda messages, state, rng: "<answer>who knows</answer>", 5, judge=vf.ScriptedClient(lenient_judge)
+    )
     assert [record.reward for record in records] == [1.0] * 5
     assert all(
         record.prompt[-1]["content"] in text and "who knows" in text for record, text in zip(records, judge_prompts)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import each_row
-from toys import roll, says
+from toy_envs import generate_sync, scripted_client
 
 import rove as vf
 
@@ -33,11 +33,11 @@ def values(record: vf.RolloutRecord) -> dict[str, float]:
 def guesses(*replies: str) -> Any:
     """Return a client that sends these guesses in order; "WORD" stands for the word."""
 
-    def player(messages: vf.Messages, state: vf.State, rng: Any) -> str:
+    def policy(messages: vf.Messages, state: vf.State, rng: Any) -> str:
         guess = replies[len(state["trajectory"])]
         return f"<think>.</think><guess>{state['answer'] if guess == 'WORD' else guess}</guess>"
 
-    return says(player)
+    return scripted_client(policy)
 
 
 def test_the_words_are_unique_and_have_five_lowercase_letters():
@@ -128,7 +128,7 @@ def test_every_word_occurs_once_before_any_repeats():
 
 def test_messages_and_scores_of_a_won_game():
     env = vf.load_environment("word_game", num_examples=20)
-    for record in roll(env, guesses("Adieu", " SOUTH ", "WORD")):
+    for record in generate_sync(env, guesses("Adieu", " SOUTH ", "WORD")):
         replies = [message["content"] for message in record.completion if message["role"] == "user"]
         last_lines = [text.splitlines()[-1] for text in replies]
         assert last_lines == ["You have 5 guesses left.", "You have 4 guesses left.", "You found the word."]
@@ -142,7 +142,9 @@ def test_messages_and_scores_of_a_won_game():
 
 
 def test_a_lost_game_reveals_the_word():
-    for record in roll(vf.load_environment("word_game", num_examples=5, max_turns=2), guesses("zzzzz", "zzzzz")):
+    for record in generate_sync(
+        vf.load_environment("word_game", num_examples=5, max_turns=2), guesses("zzzzz", "zzzzz")
+    ):
         assert record.completion[1]["content"].splitlines()[-1] == "You have 1 guess left."
         ending = f"You have no guesses left. The word was {record.answer.upper()}."
         assert record.completion[-1]["content"].splitlines()[-1] == ending
@@ -150,13 +152,15 @@ def test_a_lost_game_reveals_the_word():
 
 
 def test_the_last_guess_counts():
-    for record in roll(vf.load_environment("word_game", num_examples=5, max_turns=2), guesses("zzzzz", "WORD")):
+    for record in generate_sync(
+        vf.load_environment("word_game", num_examples=5, max_turns=2), guesses("zzzzz", "WORD")
+    ):
         assert (values(record)["solved"], values(record)["early"]) == (1, 0)
 
 
 @pytest.mark.parametrize("guess", ["", "four", "sixsix", "a b c", "12345", "ab-cd", "ééééé", "abcd²"])
 def test_invalid_guesses_use_turns_give_no_hint_and_have_one_penalty(guess):
-    for record in roll(vf.load_environment("word_game", num_examples=5), guesses(guess, guess, "WORD")):
+    for record in generate_sync(vf.load_environment("word_game", num_examples=5), guesses(guess, guess, "WORD")):
         complaint = "Invalid guess. Write exactly five letters from A to Z, for example <guess>crane</guess>.\n"
         assert [m["content"] for m in record.completion[1:4:2]] == [
             f"{complaint}You have 5 guesses left.",
@@ -166,7 +170,7 @@ def test_invalid_guesses_use_turns_give_no_hint_and_have_one_penalty(guess):
 
 
 def test_guesses_that_ignore_hints_are_counted():
-    for record in roll(vf.load_environment("word_game", num_examples=20), guesses("zzzzz", "zzzzz", "WORD")):
+    for record in generate_sync(vf.load_environment("word_game", num_examples=20), guesses("zzzzz", "zzzzz", "WORD")):
         assert values(record)["fitting"] == pytest.approx(2 / 3)
 
 
@@ -175,7 +179,7 @@ def test_scripted_policies_have_the_documented_success_rates():
     rates = {}
     for name in ("solver", "novice", "random_word"):
         env = vf.load_environment("word_game", num_examples=150)
-        records = roll(env, says(env.policies[name]))
+        records = generate_sync(env, scripted_client(env.policies[name]))
         rates[name] = sum(values(record)["solved"] for record in records) / len(records)
         if name == "solver":
             assert all(values(record)["fitting"] == 1 for record in records)

@@ -24,7 +24,7 @@ from rove.server.proxy import Access
 from rove.train.sequences import sequences_from_record
 from rove.utils.hidden_exec import CREATE_RULESET
 from rove.utils.processes import SAFE_VARIABLES
-from tests.server.test_server import until
+from tests.server.test_server import wait_until
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[1].joinpath("support", "agent_program.py"))]
 CURL = (
@@ -289,7 +289,7 @@ async def test_fifty_concurrent_rollouts_leave_no_process_task_or_socket():
     assert [record.reward for record in coroutine_records] == [1.0] * 50
     assert sleep_processes() == processes_before and len(asyncio.all_tasks()) == 1
     async with asyncio.timeout(60):
-        await until(lambda: len(os.listdir("/proc/self/fd")) <= open_files)
+        await wait_until(lambda: len(os.listdir("/proc/self/fd")) <= open_files)
 
 
 # Failures
@@ -516,7 +516,7 @@ def has_landlock() -> bool:
     return sys.platform == "linux" and ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1) > 0
 
 
-SPY = """
+SPY_PROGRAM = """
 import glob, os, time
 
 def content_of(path):
@@ -550,7 +550,7 @@ while len(glob.glob("done.*")) < 2 and time.monotonic() < deadline:
 @pytest.mark.skipif(not has_landlock(), reason="needs Linux with Landlock")
 @pytest.mark.parametrize("hide", [True, False])
 def test_a_command_cannot_read_the_keys_of_other_rollouts(hide: bool, tmp_path: Path):
-    (tmp_path / "spy.py").write_text(SPY)
+    (tmp_path / "spy.py").write_text(SPY_PROGRAM)
     command = [sys.executable, "spy.py"]
     env = vf.AgentEnv(command=command, cwd=tmp_path, hide_processes=hide, dataset=ROWS[:2], rubric=vf.Rubric())
     records = env.generate_sync(vf.ScriptedClient(echo))

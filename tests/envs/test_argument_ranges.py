@@ -28,7 +28,7 @@ class Turns(MultiTurnEnv):
 
 
 ROWS = [{"question": "2 + 2?", "answer": "4"}]
-MADE: dict[str, tuple[type, Callable[..., Any]]] = {
+CONSTRUCTORS: dict[str, tuple[type, Callable[..., Any]]] = {
     "OpenAIClient": (OpenAIClient, lambda **kw: OpenAIClient("http://localhost:1/v1", "key", **kw)),
     "AnthropicClient": (AnthropicClient, lambda **kw: AnthropicClient("http://localhost:1", "key", **kw)),
     "ScriptedClient": (rove.ScriptedClient, lambda **kw: rove.ScriptedClient(lambda *_: "4", **kw)),
@@ -49,23 +49,23 @@ def arguments(kind: type) -> Iterator[str]:
             yield name
 
 
-CASES = [(name, argument) for name, (kind, _) in MADE.items() for argument in arguments(kind)]
+CASES = [(name, argument) for name, (kind, _) in CONSTRUCTORS.items() for argument in arguments(kind)]
 
 
 @each_row(("name", "argument"), CASES)
 def test_a_wrong_number_is_refused_by_name(name: str, argument: str):
-    make = MADE[name][1]
+    make = CONSTRUCTORS[name][1]
     for value in (math.nan, math.inf, -math.inf, -7, "many", True):
         with pytest.raises(ConfigError, match=f"{value!r}"):
             make(**{argument: value})
 
 
 def test_every_constructor_has_numbers():
-    assert {name for name, _ in CASES} == set(MADE)
+    assert {name for name, _ in CASES} == set(CONSTRUCTORS)
 
 
 @pytest.mark.parametrize("turns", [0, -2])
-def test_no_turns_are_refused_and_minus_one_means_no_limit(turns: int):
+def test_zero_turns_are_refused_and_minus_one_means_no_limit(turns: int):
     assert Turns(dataset=ROWS, max_turns=-1).max_turns == -1
     with pytest.raises(ConfigError, match=f"max_turns is {turns}; expected an integer, 1 or more, or -1 for no limit"):
         Turns(dataset=ROWS, max_turns=turns)

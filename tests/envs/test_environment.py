@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from tiers import each_row
-from toys import Quiz, Talk, right, roll, rows, says
+from toy_envs import Quiz, Talk, generate_sync, oracle, rows, scripted_client
 
 import rove as vf
 from rove.core.errors import ConfigError
@@ -91,7 +91,7 @@ def test_completion_mode_rejects_system_prompt_and_few_shot(arguments):
         Quiz(message_type="completion", **arguments)
 
 
-class Retelling(vf.Environment):
+class CustomCompletionEnv(vf.Environment):
     """Queries the model twice and sets `account` as the completion."""
 
     def __init__(self, account):
@@ -118,7 +118,7 @@ class Retelling(vf.Environment):
     ],
 )
 def test_a_completion_text_is_split_by_author_where_the_steps_match_it(account, pieces):
-    [record] = roll(Retelling(account), says("a"))
+    [record] = generate_sync(CustomCompletionEnv(account), scripted_client("a"))
     assert record.error is None, record.error
     assert record.prompt == [vf.UserMessage("q0")]
     assert [(message["role"], message["content"]) for message in record.completion] == pieces
@@ -127,7 +127,7 @@ def test_a_completion_text_is_split_by_author_where_the_steps_match_it(account, 
 # Hooks
 
 
-class Hooked(Quiz):
+class HookLoggingQuiz(Quiz):
     """Every hook logs its name; those named in `failing` raise."""
 
     def __init__(self, failing: tuple[str, ...] = (), **kwargs):
@@ -170,15 +170,15 @@ CLEANUPS = ["z_first", "b_bare", "c_same", "a_last"]
 
 
 def test_hooks_run_by_priority_then_name_and_teardown_runs_once():
-    env = Hooked()
-    roll(env, says("0"), rollouts_per_example=2)
+    env = HookLoggingQuiz()
+    generate_sync(env, scripted_client("0"), rollouts_per_example=2)
     assert env.log == [*CLEANUPS, *CLEANUPS, "down_c", "down_b"]
 
 
 def test_the_other_hooks_run_after_a_failing_hook():
-    env = Hooked(failing=("z_first", "b_bare", "down_c"))
+    env = HookLoggingQuiz(failing=("z_first", "b_bare", "down_c"))
     with pytest.raises(RuntimeError, match="down_c failed"):
-        roll(env, says("0"))
+        generate_sync(env, scripted_client("0"))
     assert env.log == [*CLEANUPS, "down_c", "down_b"]
 
 
@@ -186,15 +186,15 @@ def test_the_other_hooks_run_after_a_hook_that_raises_a_base_exception():
     class PanicException(BaseException):
         """A direct subclass of BaseException, as extension modules raise."""
 
-    env = Hooked(failing=("z_first",))
+    env = HookLoggingQuiz(failing=("z_first",))
     env.kind = PanicException
-    [record] = roll(env, says("0"))
+    [record] = generate_sync(env, scripted_client("0"))
     assert record.error is not None and record.error.type == "PanicException"
     assert env.log == [*CLEANUPS, "down_c", "down_b"]
 
 
 def test_a_failing_cleanup_fails_its_rollout():
-    [record] = roll(Hooked(failing=("b_bare", "c_same")), says("0"))
+    [record] = generate_sync(HookLoggingQuiz(failing=("b_bare", "c_same")), scripted_client("0"))
     assert record.scores is None
     assert record.error is not None
     assert (record.error.phase, record.error.message) == ("cleanup", "b_bare failed")
@@ -205,8 +205,8 @@ def test_cleanup_runs_after_any_model_error(error):
     def broken(messages, state, rng):
         raise error
 
-    env = Hooked()
-    roll(env, says(broken))
+    env = HookLoggingQuiz()
+    generate_sync(env, scripted_client(broken))
     assert env.log == [*CLEANUPS, "down_c", "down_b"]
 
 
@@ -214,7 +214,7 @@ def test_the_rollouts_error_is_recorded_instead_of_a_later_cleanup_error():
     def broken(messages, state, rng):
         raise KeyError("mine")
 
-    [record] = roll(Hooked(failing=("z_first",)), says(broken))
+    [record] = generate_sync(HookLoggingQuiz(failing=("z_first",)), scripted_client(broken))
     assert record.error is not None
     assert (record.error.phase, record.error.type) == ("model", "KeyError")
 
@@ -223,13 +223,13 @@ def test_teardown_runs_after_a_run_that_stopped_with_fail_fast():
     def broken(messages, state, rng):
         raise KeyError("x")
 
-    env = Hooked()
+    env = HookLoggingQuiz()
     with pytest.raises(vf.Error, match="KeyError"):
-        roll(env, says(broken), fail_fast=True)
+        generate_sync(env, scripted_client(broken), fail_fast=True)
     assert env.log == [*CLEANUPS, "down_c", "down_b"]
 
 
-class Holding(vf.Rubric):
+class RubricWithTeardown(vf.Rubric):
     """Counts its teardowns."""
 
     def __init__(self, *args, **kwargs):
@@ -240,16 +240,16 @@ class Holding(vf.Rubric):
         self.closed += 1
 
 
-class Lasting(Quiz):
+class QuizWithTeardown(Quiz):
     """Counts its teardowns."""
 
     def __init__(self, **kwargs):
         super().__init__(1, **kwargs)
-        self.downs = 0
+        self.num_teardowns = 0
 
     @vf.teardown
     def down(self) -> None:
-        self.downs += 1
+        self.num_teardowns += 1
 
 
 def wait_for(event: asyncio.Event) -> vf.ScriptedClient:
@@ -257,52 +257,57 @@ def wait_for(event: asyncio.Event) -> vf.ScriptedClient:
         await event.wait()
         return "0"
 
-    return says(respond)
+    return scripted_client(respond)
 
 
 async def test_teardown_waits_for_the_last_concurrent_run_of_an_environment():
-    rubric, finish = Holding(), asyncio.Event()
-    env = Lasting(rubric=rubric)
+    rubric, finish = RubricWithTeardown(), asyncio.Event()
+    env = QuizWithTeardown(rubric=rubric)
     long_run = asyncio.create_task(env.generate(wait_for(finish)))
     await asyncio.sleep(0)
-    await env.generate(says("0"))
-    assert (env.downs, rubric.closed) == (0, 0)
+    await env.generate(scripted_client("0"))
+    assert (env.num_teardowns, rubric.closed) == (0, 0)
     finish.set()
     await long_run
-    assert (env.downs, rubric.closed) == (1, 1)
-    await env.generate(says("0"))
-    assert (env.downs, rubric.closed) == (2, 2)
+    assert (env.num_teardowns, rubric.closed) == (1, 1)
+    await env.generate(scripted_client("0"))
+    assert (env.num_teardowns, rubric.closed) == (2, 2)
 
 
 @pytest.mark.parametrize("grouped", [False, True])
 async def test_a_shared_rubric_is_torn_down_after_the_last_run_of_both_environments(grouped: bool):
-    shared, own_rubric, finish = Holding(), Holding(), asyncio.Event()
-    first_env = Lasting(rubric=vf.RubricGroup([shared, own_rubric]) if grouped else shared)
-    second_env = Lasting(rubric=shared)
+    shared, own_rubric, finish = RubricWithTeardown(), RubricWithTeardown(), asyncio.Event()
+    first_env = QuizWithTeardown(rubric=vf.RubricGroup([shared, own_rubric]) if grouped else shared)
+    second_env = QuizWithTeardown(rubric=shared)
     long_run = asyncio.create_task(second_env.generate(wait_for(finish)))
     await asyncio.sleep(0)
-    await first_env.generate(says("0"))
-    assert (first_env.downs, second_env.downs, shared.closed, own_rubric.closed) == (1, 0, 0, int(grouped))
+    await first_env.generate(scripted_client("0"))
+    assert (first_env.num_teardowns, second_env.num_teardowns, shared.closed, own_rubric.closed) == (
+        1,
+        0,
+        0,
+        int(grouped),
+    )
     finish.set()
     await long_run
-    assert (second_env.downs, shared.closed) == (1, 1)
+    assert (second_env.num_teardowns, shared.closed) == (1, 1)
 
 
 async def test_a_group_member_is_torn_down_after_the_last_run_that_uses_it():
-    rubric, finish = Holding(), asyncio.Event()
-    member, other_member = Lasting(rubric=rubric), Lasting()
+    rubric, finish = RubricWithTeardown(), asyncio.Event()
+    member, other_member = QuizWithTeardown(rubric=rubric), QuizWithTeardown()
     group_run = asyncio.create_task(vf.EnvGroup([member, other_member]).generate(wait_for(finish)))
     await asyncio.sleep(0)
-    await member.generate(says("0"))
-    assert (member.downs, rubric.closed) == (0, 0)
+    await member.generate(scripted_client("0"))
+    assert (member.num_teardowns, rubric.closed) == (0, 0)
     finish.set()
     await group_run
-    assert (member.downs, other_member.downs, rubric.closed) == (1, 1, 1)
+    assert (member.num_teardowns, other_member.num_teardowns, rubric.closed) == (1, 1, 1)
 
 
 def test_all_rubrics_are_torn_down_even_if_a_teardown_hook_fails():
-    first, second = Holding(), Holding()
-    env = Hooked(rubric=first, failing=("down_b",))
+    first, second = RubricWithTeardown(), RubricWithTeardown()
+    env = HookLoggingQuiz(rubric=first, failing=("down_b",))
     env.add_rubric(second)
     with pytest.raises(RuntimeError, match="down_b failed"):
         asyncio.run(env.tear_down())
@@ -311,7 +316,7 @@ def test_all_rubrics_are_torn_down_even_if_a_teardown_hook_fails():
 
 
 def test_hooks_are_inherited_and_can_be_overridden():
-    class Child(Hooked):
+    class HookOverridingEnv(HookLoggingQuiz):
         @vf.cleanup(priority=-9)
         def z_first(self, state):  # pyright: ignore[reportIncompatibleMethodOverride]
             self.note("child's")
@@ -319,8 +324,8 @@ def test_hooks_are_inherited_and_can_be_overridden():
         def c_same(self, state):  # without the decorator it is no longer a hook
             self.note("never")
 
-    env = Child()
-    roll(env, says("0"))
+    env = HookOverridingEnv()
+    generate_sync(env, scripted_client("0"))
     assert env.log[:-2] == ["b_bare", "a_last", "child's"]
 
 
@@ -375,7 +380,7 @@ def test_scores_of_added_rubrics_are_summed():
     metrics = vf.Rubric()
     metrics.add_metric(length)
     env.add_rubric(metrics)
-    [record] = roll(env, says("YES"))
+    [record] = generate_sync(env, scripted_client("YES"))
     assert record.scores is not None
     assert record.scores.reward == 1.5
     assert record.scores.rewards == {"correct": 1.0, "shout": 1.0}
@@ -394,7 +399,7 @@ def test_the_environment_does_not_modify_the_given_rubric_group():
 
 
 def test_an_environment_without_a_rubric_scores_zero():
-    [record] = roll(Talk(turns=1), says("hi"))
+    [record] = generate_sync(Talk(turns=1), scripted_client("hi"))
     assert record.reward == 0.0
 
 
@@ -403,10 +408,13 @@ def test_an_environment_without_a_rubric_scores_zero():
 
 def test_methods_return_the_same_results_as_the_functions():
     env = Quiz(3)
-    records = env.generate_sync(says(right))
+    records = env.generate_sync(scripted_client(oracle))
     assert [record.reward for record in records] == [1.0, 1.0, 1.0]
     assert env.make_dataset(records) == vf.make_dataset(records)
-    from_method, from_function = env.evaluate_sync(says(right)), asyncio.run(vf.evaluate(env, says(right)))
+    from_method, from_function = (
+        env.evaluate_sync(scripted_client(oracle)),
+        asyncio.run(vf.evaluate(env, scripted_client(oracle))),
+    )
     assert {**from_method.to_dict(), "latency": 0} == {**from_function.to_dict(), "latency": 0}
 
 

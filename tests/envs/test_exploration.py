@@ -22,7 +22,7 @@ from rove.envs.rlm import (
 )
 
 
-def steps_saying(*words: str) -> list[vf.TrajectoryStep]:
+def steps_with_texts(*words: str) -> list[vf.TrajectoryStep]:
     return [vf.TrajectoryStep([], [{"role": "assistant", "content": word}], usage=vf.Usage(3, 1)) for word in words]
 
 
@@ -31,11 +31,11 @@ async def unexpected_call(*args: Any, **options: Any) -> vf.Message:
 
 
 def calls_of(**roles: Any) -> SubCalls:
-    return SubCalls(unexpected_call, asyncio.Semaphore(1), roles, [steps_saying("own")])
+    return SubCalls(unexpected_call, asyncio.Semaphore(1), roles, [steps_with_texts("own")])
 
 
 def conversation(calls: SubCalls, *words: str, branches: Any = ()) -> vf.State:
-    return vf.State(trajectory=steps_saying(*words), rlm=Exploration(calls, branches=list(branches)))
+    return vf.State(trajectory=steps_with_texts(*words), rlm=Exploration(calls, branches=list(branches)))
 
 
 def test_steps_of_sub_conversations_follow_the_turn_that_started_them():
@@ -50,10 +50,10 @@ def test_steps_of_sub_conversations_follow_the_turn_that_started_them():
 
 
 def test_sub_calls_are_counted_in_model_roles_and_in_conversations():
-    separate = conversation(calls_of(**{ROLE: steps_saying("a", "b"), "judge": steps_saying("c")}))
+    separate = conversation(calls_of(**{ROLE: steps_with_texts("a", "b"), "judge": steps_with_texts("c")}))
     assert (sub_calls(separate), sub_tokens(separate)) == (2, 8)
     calls = calls_of()
-    calls.conversations += [steps_saying("a"), steps_saying(), steps_saying("b", "c")]
+    calls.conversations += [steps_with_texts("a"), steps_with_texts(), steps_with_texts("b", "c")]
     assert (sub_calls(conversation(calls)), sub_tokens(conversation(calls))) == (3, 12)
 
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import Quiz, Talk, right, roll, rows, says, timeless
+from toy_envs import Quiz, Talk, generate_sync, oracle, rows, scripted_client, without_times
 
 import rove as vf
 from rove.core.errors import ConfigError
@@ -25,9 +25,9 @@ def shout(completion: vf.Messages) -> float:
 
 
 class Steps(vf.MultiTurnEnv):
-    """Logs its cleanups and teardowns in `diary`."""
+    """Logs its cleanups and teardowns in `log`."""
 
-    def __init__(self, diary: list[str] | None = None, **kwargs: Any):
+    def __init__(self, log: list[str] | None = None, **kwargs: Any):
         super().__init__(
             **{
                 "dataset": [{"question": f"s{i}"} for i in range(2)],
@@ -36,18 +36,18 @@ class Steps(vf.MultiTurnEnv):
                 **kwargs,
             }
         )
-        self.diary = [] if diary is None else diary
+        self.log = [] if log is None else log
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
         return "next"
 
     @vf.cleanup
     def tidy(self, state: vf.State) -> None:
-        self.diary.append("cleanup")
+        self.log.append("cleanup")
 
     @vf.teardown
     def close(self) -> None:
-        self.diary.append("teardown")
+        self.log.append("teardown")
 
 
 def dice(messages: vf.Messages, state: vf.State, rng: Any) -> str:
@@ -55,15 +55,17 @@ def dice(messages: vf.Messages, state: vf.State, rng: Any) -> str:
 
 
 def without_env_and_example_id(record: vf.RolloutRecord) -> vf.RolloutRecord:
-    return msgspec.structs.replace(timeless(record), env_id="", example_id=0)
+    return msgspec.structs.replace(without_times(record), env_id="", example_id=0)
 
 
 def test_a_group_gives_the_same_rollouts_as_its_members_alone() -> None:
     envs = [Quiz(2), Steps(), Talk(2, count=2, dataset=rows(2, level="hard"))]
     group = vf.EnvGroup(envs, ["quiz", "steps", "talk"])
-    grouped = roll(group, says(dice), rollouts_per_example=2, seed=7)
+    grouped = generate_sync(group, scripted_client(dice), rollouts_per_example=2, seed=7)
     separate = [
-        record for env in (Quiz(2), Steps()) for record in roll(env, says(dice), rollouts_per_example=2, seed=7)
+        record
+        for env in (Quiz(2), Steps())
+        for record in generate_sync(env, scripted_client(dice), rollouts_per_example=2, seed=7)
     ]
     assert [record.example_id for record in grouped] == [i // 2 for i in range(12)]
     assert [record.env_id for record in grouped] == ["quiz"] * 4 + ["steps"] * 4 + ["talk"] * 4
@@ -77,7 +79,7 @@ def test_a_group_gives_the_same_rollouts_as_its_members_alone() -> None:
 def test_members_keep_their_prompts_limits_and_rewards() -> None:
     diary: list[str] = []
     group = vf.EnvGroup([Quiz(1), Steps(diary, rubric=vf.Rubric([shout]))], ["quiz", "steps"])
-    quiz, first, second = roll(group, says("0"))
+    quiz, first, second = generate_sync(group, scripted_client("0"))
     assert (len(quiz.steps), len(first.steps)) == (1, 3) and second.stop_condition == "max_turns_reached"
     assert quiz.prompt[0]["role"] == "user" and first.prompt[0] == {"role": "system", "content": "Count."}
     assert quiz.scores is not None and set(quiz.scores.rewards) == {"correct"}  # absent, not 0
@@ -103,7 +105,9 @@ def test_members_keep_their_parsers_and_group_rewards() -> None:
     ranked = Quiz(1, dataset=[{"question": "r"}], rubric=vf.Rubric([best]))
     group = vf.EnvGroup([tagged, ranked], ["tagged", "ranked"])
     replies = iter(["<answer>a</answer>", "a", "short", "longer"])
-    records = roll(group, says(lambda messages, state, rng: next(replies)), rollouts_per_example=2, max_concurrent=1)
+    records = generate_sync(
+        group, scripted_client(lambda messages, state, rng: next(replies)), rollouts_per_example=2, max_concurrent=1
+    )
     assert [record.reward for record in records] == [1.0, 0.0, 0.0, 1.0]
 
 
@@ -115,7 +119,7 @@ def test_env_id_is_a_column_and_in_info_while_a_rollout_runs() -> None:
         return 1.0
 
     group = vf.EnvGroup([Quiz(1, rubric=vf.Rubric([note])), vf.EnvGroup([Quiz(1, rubric=vf.Rubric([note]))], ["deep"])])
-    records = roll(group, says("0"))
+    records = generate_sync(group, scripted_client("0"))
     assert calls == [
         ("env_0", {"env_id": "env_0"}, "env_0"),
         ("env_1/deep", {"env_id": ["env_1", "deep"]}, ["env_1", "deep"]),
@@ -132,7 +136,7 @@ def test_nested_groups_use_full_paths_as_env_ids() -> None:
     outer = vf.EnvGroup([inner, Quiz(2)], ["x", "y"])
     outer.add_rubric(vf.Rubric([lambda completion: 10.0]))
     assert outer.count_examples() == 5
-    records = roll(outer, says(right))
+    records = generate_sync(outer, scripted_client(oracle))
     assert [record.env_id for record in records] == ["x/y", "x/y", "x/x/x", "y", "y"]
     assert [record.reward for record in records] == [10.0, 10.0, 11.0, 11.0, 11.0]
     assert [bool(record.scores and "shout" in record.scores.metrics) for record in records] == [True] * 3 + [False] * 2
@@ -152,7 +156,7 @@ def test_a_failing_member_does_not_affect_the_others() -> None:
     group = vf.EnvGroup([Broken(1), Quiz(1), Steps(diary)], ["broken", "fine", "steps"])
     records: list[Any] = []
     with pytest.raises(OSError, match="still open"):
-        roll(group, says("0"), on_record=records.append)
+        generate_sync(group, scripted_client("0"), on_record=records.append)
     by_env = {record.env_id: record for record in records}
     assert by_env["broken"].error.phase == "setup_state" and by_env["fine"].reward == 1.0
     assert diary.count("teardown") == 1
@@ -164,7 +168,7 @@ def test_members_keep_their_time_limits() -> None:
         return "x"
 
     group = vf.EnvGroup([Talk(3, timeout_seconds=0.05), Talk(2, dataset=[{"question": "other"}])], ["short", "long"])
-    short, long = roll(group, says(slow))
+    short, long = generate_sync(group, scripted_client(slow))
     assert (short.stop_condition, long.stop_condition) == ("timeout_reached", "has_final_env_response")
 
 
@@ -179,26 +183,30 @@ def test_the_first_n_examples_of_a_group_can_be_loaded_and_counted() -> None:
 
 
 def test_a_group_has_the_scripted_policies_that_all_members_have() -> None:
-    policies = {"oracle": right, "other": right}
+    policies = {"oracle": oracle, "other": oracle}
     inner = vf.EnvGroup([Quiz(2, policies={"oracle": lambda *_: "1"})], ["a"])
     group = vf.EnvGroup([Quiz(1, policies=policies), inner], ["a", "b"])
     assert set(group.policies) == {"oracle"}
-    assert [record.reward for record in roll(group, says(group.policies["oracle"]))] == [1.0, 0.0, 1.0]
+    assert [record.reward for record in generate_sync(group, scripted_client(group.policies["oracle"]))] == [
+        1.0,
+        0.0,
+        1.0,
+    ]
 
 
 def test_the_summary_reports_the_reward_per_environment() -> None:
     group = vf.EnvGroup([Quiz(1), vf.EnvGroup([Quiz(3)], ["inner"])], ["easy", "hard"])
-    summary = asyncio.run(vf.evaluate(group, says("0"), rollouts_per_example=2))
+    summary = asyncio.run(vf.evaluate(group, scripted_client("0"), rollouts_per_example=2))
     results = {name: (result.mean, result.examples, result.rollouts) for name, result in summary.environments.items()}
     assert results == {"easy": (1.0, 1, 2), "hard/inner": (pytest.approx(1 / 3), 3, 6)}
-    assert asyncio.run(vf.evaluate(Quiz(1), says("0"))).environments == {}
+    assert asyncio.run(vf.evaluate(Quiz(1), scripted_client("0"))).environments == {}
 
 
 def test_a_group_can_be_rescored(tmp_path: Path) -> None:
     def group(rubric: vf.Rubric) -> vf.EnvGroup:
         return vf.EnvGroup([Quiz(2, rubric=rubric), vf.EnvGroup([Steps(rubric=rubric)], ["inner"])], ["quiz", "steps"])
 
-    asyncio.run(vf.evaluate(group(vf.Rubric()), says("A"), run=tmp_path / "run"))
+    asyncio.run(vf.evaluate(group(vf.Rubric()), scripted_client("A"), run=tmp_path / "run"))
     with vf.Run(tmp_path / "run") as run:
         summary = asyncio.run(vf.rescore(group(vf.Rubric([shout])), run, into=tmp_path / "again"))
     means = {name: result.mean for name, result in summary.environments.items()}
@@ -251,7 +259,9 @@ def test_any_tree_of_groups_runs_every_leaf(tree: list[Any]) -> None:
 
     group = build(tree)
     if sum(leaves):
-        records = roll(group, says(lambda messages, state, rng: messages[-1].content.partition("-")[0]))
+        records = generate_sync(
+            group, scripted_client(lambda messages, state, rng: messages[-1].content.partition("-")[0])
+        )
         assert [record.reward for record in records] == [1.0] * sum(leaves)
         assert len({record.env_id for record in records}) == sum(leaf > 0 for leaf in leaves)
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from toys import says
+from toy_envs import scripted_client
 
 import rove as vf
 from rove.core.errors import ConfigError
@@ -54,7 +54,7 @@ def test_reward_functions_of_trl(reward_module: str, as_text: bool) -> None:
     assert (len(env.get_dataset()), len(env.get_eval_dataset())) == (18, 2)
     assert "2 are held out" in env.split_description
     rows = env.get_dataset()
-    right = [record.reward for record in vf.run_rollouts_sync(env, rows, says(rows[3]["solution"]))]
+    right = [record.reward for record in vf.run_rollouts_sync(env, rows, scripted_client(rows[3]["solution"]))]
     assert sorted(right) == [1.0] * 17 + [2.0]  # type: ignore[type-var]
     version = loading.environment_version(name, None, arguments)
     assert env.identity["env"] == version and version.startswith(f"{name}#")
@@ -75,7 +75,7 @@ def test_reward_functions_of_trl_get_the_columns_of_the_file(tmp_path: Path, mon
     rows = [{"prompt": f"{number}", "answer": 7, "info": "easy"} for number in range(3)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     env = vf.load_environment("trl:column_rewards:same", data=str(tmp_path / "rows.jsonl"), held_out=0.0)
-    records = vf.run_rollouts_sync(env, env.get_dataset(), says("a"))
+    records = vf.run_rollouts_sync(env, env.get_dataset(), scripted_client("a"))
     assert [(record.reward, record.answer, record.info) for record in records] == [(1.0, "7", {})] * 3
 
 

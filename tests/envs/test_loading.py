@@ -36,7 +36,7 @@ def load_environment(num_examples: int = 1, seed: int = 0) -> vf.Environment:
 
 
 @pytest.fixture(autouse=True)
-def workplace(tmp_path, monkeypatch):
+def working_folder(tmp_path, monkeypatch):
     """Change to an empty working directory; remove modules that the test loaded."""
     modules_before = dict(sys.modules)
     path_before = list(sys.path)
@@ -68,24 +68,24 @@ def origin(env: vf.Environment) -> str:
     return env.origin  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_env_dir_precedes_installed_modules_and_the_environments_folder(workplace):
+def test_env_dir_precedes_installed_modules_and_the_environments_folder(working_folder):
     """Adds the locations in reverse search order and checks that each new one is used."""
-    env_dir = workplace / "given"
+    env_dir = working_folder / "given"
     with pytest.raises(ConfigError, match="no environment 'toy'"):
         load_environment("toy", env_dir=env_dir)
     write_environment(Path("environments"), "toy", "./environments")
     assert origin(load_environment("toy", env_dir=env_dir)) == "./environments"
-    install_module(workplace / "site", "toy", "installed")
+    install_module(working_folder / "site", "toy", "installed")
     assert origin(load_environment("toy", env_dir=env_dir)) == "installed"
     write_environment(env_dir, "toy", "--env-dir")
     assert origin(load_environment("toy", env_dir=env_dir)) == "--env-dir"
     assert origin(load_environment("toy")) == "installed"  # an earlier load has no influence
-    sys.path.remove(str(workplace / "site"))
+    sys.path.remove(str(working_folder / "site"))
     assert origin(load_environment("toy")) == "./environments"
 
 
 @pytest.mark.parametrize("path", ["./elsewhere/my_env", "elsewhere/my_env/", "elsewhere/my_env/my_env.py"])
-def test_a_path_that_exists_is_that_environment(path: str, workplace):
+def test_a_path_that_exists_is_that_environment(path: str, working_folder):
     write_environment(Path("environments"), "my_env", "the usual folder")
     write_environment(Path("elsewhere"), "my_env", "the path")
     requested_names: list[str] = []
@@ -101,7 +101,7 @@ def test_a_path_that_exists_is_that_environment(path: str, workplace):
     assert "num_examples" in loading.environment_arguments(path)
 
 
-def test_a_file_of_this_folder(workplace, monkeypatch):
+def test_a_file_of_this_folder(working_folder, monkeypatch):
     monkeypatch.chdir(write_environment(Path("elsewhere"), "my_env", "this folder").parent)
     assert load_environment("my_env.py").origin == "this folder"
     with pytest.raises(
@@ -127,98 +127,98 @@ def test_shipped_environments_are_found_from_any_directory():
 
 
 @pytest.mark.parametrize("env_id", ["my_toy", "my-toy", "ann/my-toy"])
-def test_owner_and_dashes_in_the_name_are_ignored(env_id, workplace):
-    write_environment(workplace, "my_toy", "here")
-    env = load_environment(env_id, env_dir=workplace, num_examples=2)
+def test_owner_and_dashes_in_the_name_are_ignored(env_id, working_folder):
+    write_environment(working_folder, "my_toy", "here")
+    env = load_environment(env_id, env_dir=working_folder, num_examples=2)
     assert (env.env_id, env.env_args) == ("my_toy", {"num_examples": 2})
     assert len(env.get_dataset()) == 2
 
 
 @pytest.mark.parametrize("layout", ["toy/toy.py", "toy/__init__.py", "toy/toy/__init__.py", "toy.py"])
-def test_an_environment_can_be_a_file_a_package_or_a_folder_with_a_file(layout, workplace):
-    file = workplace / "given" / layout
+def test_an_environment_can_be_a_file_a_package_or_a_folder_with_a_file(layout, working_folder):
+    file = working_folder / "given" / layout
     file.parent.mkdir(parents=True)
     file.write_text(MODULE.replace("@", layout))
-    assert origin(load_environment("toy", env_dir=workplace / "given")) == layout
+    assert origin(load_environment("toy", env_dir=working_folder / "given")) == layout
 
 
-def test_version_and_defaults_of_a_nested_package_come_from_the_outer_folder(workplace):
-    module = workplace / "given" / "toy" / "toy" / "__init__.py"
+def test_version_and_defaults_of_a_nested_package_come_from_the_outer_folder(working_folder):
+    module = working_folder / "given" / "toy" / "toy" / "__init__.py"
     module.parent.mkdir(parents=True)
     module.write_text(MODULE)
-    project = workplace / "given" / "toy" / "pyproject.toml"
+    project = working_folder / "given" / "toy" / "pyproject.toml"
     project.write_text("[project]\nversion = '1.5'\n[tool.rove.eval]\nseed = 3\n")
-    assert load_environment("toy", env_dir=workplace / "given").source.startswith("1.5#")
-    assert environment_defaults("toy", workplace / "given") == (project, {"seed": 3})
+    assert load_environment("toy", env_dir=working_folder / "given").source.startswith("1.5#")
+    assert environment_defaults("toy", working_folder / "given") == (project, {"seed": 3})
 
 
-def test_a_package_can_import_its_own_modules(workplace):
-    folder = workplace / "given" / "toy"
+def test_a_package_can_import_its_own_modules(working_folder):
+    folder = working_folder / "given" / "toy"
     folder.mkdir(parents=True)
     (folder / "words.py").write_text("WORDS = ['a', 'b']")
     (folder / "__init__.py").write_text("from .words import WORDS\n" + MODULE)
-    load_environment("toy", env_dir=workplace / "given")
+    load_environment("toy", env_dir=working_folder / "given")
     assert sys.modules["toy"].WORDS == ["a", "b"]
 
 
-def test_two_packages_with_the_same_name_use_their_own_modules(workplace):
+def test_two_packages_with_the_same_name_use_their_own_modules(working_folder):
     for parent in ("one", "other"):
-        folder = workplace / parent / "toy"
+        folder = working_folder / parent / "toy"
         folder.mkdir(parents=True)
         (folder / "words.py").write_text(f"WORD = {parent!r}")
         (folder / "__init__.py").write_text("from .words import WORD\n" + MODULE)
-        load_environment("toy", env_dir=workplace / parent)
+        load_environment("toy", env_dir=working_folder / parent)
         word = sys.modules["toy"].WORD
         assert word == parent
 
 
-def test_the_same_file_is_loaded_once(workplace):
-    write_environment(workplace, "toy", "here")
-    first = load_environment("toy", env_dir=workplace)
-    assert type(load_environment("toy", env_dir=workplace)) is type(first)
+def test_the_same_file_is_loaded_once(working_folder):
+    write_environment(working_folder, "toy", "here")
+    first = load_environment("toy", env_dir=working_folder)
+    assert type(load_environment("toy", env_dir=working_folder)) is type(first)
 
 
-def test_an_edited_module_is_imported_again(workplace, recwarn: pytest.WarningsRecorder):
-    file = write_environment(workplace, "toy", "old")
-    assert origin(load_environment("toy", env_dir=workplace)) == "old"
+def test_an_edited_module_is_imported_again(working_folder, recwarn: pytest.WarningsRecorder):
+    file = write_environment(working_folder, "toy", "old")
+    assert origin(load_environment("toy", env_dir=working_folder)) == "old"
     file.write_text(MODULE.replace("@", "new"))  # in the same second and with the same size
-    assert origin(load_environment("toy", env_dir=workplace)) == "new"
-    assert origin(load_environment(f"{workplace}/toy")) == "new"
+    assert origin(load_environment("toy", env_dir=working_folder)) == "new"
+    assert origin(load_environment(f"{working_folder}/toy")) == "new"
     assert not recwarn.list
 
 
-def test_an_edited_submodule_of_a_package_is_imported_again(workplace):
-    folder = workplace / "given" / "toy"
+def test_an_edited_submodule_of_a_package_is_imported_again(working_folder):
+    folder = working_folder / "given" / "toy"
     folder.mkdir(parents=True)
     (folder / "words.py").write_text("WORD = 'old'")
     (folder / "__init__.py").write_text("from .words import WORD\n" + MODULE)
-    load_environment("toy", env_dir=workplace / "given")
+    load_environment("toy", env_dir=working_folder / "given")
     (folder / "words.py").write_text("WORD = 'new'")
-    load_environment("toy", env_dir=workplace / "given")
+    load_environment("toy", env_dir=working_folder / "given")
     assert sys.modules["toy"].WORD == "new"
     (folder / "more.py").write_text("WORD = 'more'")
     (folder / "__init__.py").write_text("from .more import WORD\n" + MODULE)
-    load_environment("toy", env_dir=workplace / "given")
+    load_environment("toy", env_dir=working_folder / "given")
     assert sys.modules["toy"].WORD == "more"
 
 
-def test_an_edit_that_fails_is_reported_and_the_repaired_module_is_imported(workplace):
-    file = write_environment(workplace, "toy", "old")
-    load_environment("toy", env_dir=workplace)
+def test_an_edit_that_fails_is_reported_and_the_repaired_module_is_imported(working_folder):
+    file = write_environment(working_folder, "toy", "old")
+    load_environment("toy", env_dir=working_folder)
     file.write_text("import\n")
     with pytest.raises(vf.ConfigError, match="SyntaxError"):
-        load_environment("toy", env_dir=workplace)
+        load_environment("toy", env_dir=working_folder)
     file.write_text(MODULE.replace("@", "new"))
-    assert origin(load_environment("toy", env_dir=workplace)) == "new"
+    assert origin(load_environment("toy", env_dir=working_folder)) == "new"
 
 
-def test_an_edited_installed_module_stays_and_is_named(workplace):
-    install_module(workplace / "site", "toy", "old")
+def test_an_edited_installed_module_stays_and_is_named(working_folder):
+    install_module(working_folder / "site", "toy", "old")
     first = load_environment("toy")
-    (workplace / "site" / "toy.py").write_text(MODULE.replace("@", "newer"))
+    (working_folder / "site" / "toy.py").write_text(MODULE.replace("@", "newer"))
     with pytest.warns(UserWarning, match="restart the kernel"):
-        again = load_environment("toy")
-    assert type(again) is type(first)
+        reloaded = load_environment("toy")
+    assert type(reloaded) is type(first)
 
 
 def test_an_environment_in_the_environments_folder_can_be_named_like_a_standard_module():
@@ -232,10 +232,12 @@ def test_an_environment_in_the_environments_folder_can_be_named_like_a_standard_
             sys.modules["calendar"] = standard
 
 
-def test_a_misspelled_name_is_reported_with_a_suggestion(workplace):
-    write_environment(workplace, "toy", "here")
-    with pytest.raises(ConfigError, match=rf"not an installed module, nor in {workplace}, environments, .*'toy'\?"):
-        load_environment("tooy", env_dir=workplace)
+def test_a_misspelled_name_is_reported_with_a_suggestion(working_folder):
+    write_environment(working_folder, "toy", "here")
+    with pytest.raises(
+        ConfigError, match=rf"not an installed module, nor in {working_folder}, environments, .*'toy'\?"
+    ):
+        load_environment("tooy", env_dir=working_folder)
     with pytest.raises(ConfigError, match="did you mean 'tictactoe'"):
         load_environment("tictacto")
 
@@ -246,48 +248,48 @@ def test_invalid_names_are_rejected(name):
         load_environment(name)
 
 
-def test_a_misspelled_argument_is_reported_with_a_suggestion(workplace):
-    write_environment(workplace, "toy", "here")
+def test_a_misspelled_argument_is_reported_with_a_suggestion(working_folder):
+    write_environment(working_folder, "toy", "here")
     with pytest.raises(ConfigError, match=r"'toy' has no argument 'num_exmples'; did you mean 'num_examples'\?"):
-        load_environment("toy", env_dir=workplace, num_exmples=3)
+        load_environment("toy", env_dir=working_folder, num_exmples=3)
 
 
-def test_a_load_environment_with_kwargs_receives_all_arguments(workplace):
+def test_a_load_environment_with_kwargs_receives_all_arguments(working_folder):
     source = (
         "import rove\n\ndef load_environment(**kwargs):\n    return rove.load_environment('reverse_text', **kwargs)\n"
     )
-    write_environment(workplace, "toy", "", source)
-    assert len(load_environment("toy", env_dir=workplace, num_examples=2).get_dataset()) == 2
+    write_environment(working_folder, "toy", "", source)
+    assert len(load_environment("toy", env_dir=working_folder, num_examples=2).get_dataset()) == 2
 
 
-def test_a_module_without_load_environment_is_rejected(workplace):
-    write_environment(workplace, "toy", "", "x = 1\n")
+def test_a_module_without_load_environment_is_rejected(working_folder):
+    write_environment(working_folder, "toy", "", "x = 1\n")
     with pytest.raises(
         ConfigError, match=r"toy\.py has no load_environment\(\); an environment package must define it"
     ):
-        load_environment("toy", env_dir=workplace)
+        load_environment("toy", env_dir=working_folder)
 
 
-def test_a_load_environment_that_returns_another_type_is_rejected(workplace):
-    write_environment(workplace, "toy", "", "def load_environment():\n    return 'env'\n")
+def test_a_load_environment_that_returns_another_type_is_rejected(working_folder):
+    write_environment(working_folder, "toy", "", "def load_environment():\n    return 'env'\n")
     with pytest.raises(ConfigError, match=r"load_environment\(\) of 'toy' returned a str, expected a rove Environment"):
-        load_environment("toy", env_dir=workplace)
+        load_environment("toy", env_dir=working_folder)
 
 
-def test_an_import_error_is_reported_with_its_line_and_the_module_can_be_repaired(workplace):
-    file = write_environment(workplace, "toy", "", "\nimport a_package_that_is_not_there\n")
+def test_an_import_error_is_reported_with_its_line_and_the_module_can_be_repaired(working_folder):
+    file = write_environment(working_folder, "toy", "", "\nimport a_package_that_is_not_there\n")
     with pytest.raises(
         ConfigError, match=r"'toy' could not be imported: .*a_package_that_is_not_there.*toy\.py, line 2\)"
     ):
-        load_environment("toy", env_dir=workplace)
+        load_environment("toy", env_dir=working_folder)
     assert "toy" not in sys.modules
     file.write_text(MODULE.replace("@", "repaired"))
-    assert origin(load_environment("toy", env_dir=workplace)) == "repaired"
+    assert origin(load_environment("toy", env_dir=working_folder)) == "repaired"
 
 
-def test_an_import_error_in_another_file_of_an_installed_package_is_reported(workplace, monkeypatch):
-    monkeypatch.syspath_prepend(workplace / "site")
-    site = workplace / "site" / "broken_toy"
+def test_an_import_error_in_another_file_of_an_installed_package_is_reported(working_folder, monkeypatch):
+    monkeypatch.syspath_prepend(working_folder / "site")
+    site = working_folder / "site" / "broken_toy"
     site.mkdir(parents=True)
     (site / "__init__.py").write_text("from broken_toy.rules import RULES\n")
     (site / "rules.py").write_text("\n\nimport a_package_that_is_not_there\n")
@@ -310,13 +312,13 @@ def test_an_import_error_in_another_file_of_an_installed_package_is_reported(wor
     ],
 )
 def test_an_argument_that_does_not_match_its_annotation_is_rejected(
-    workplace, annotation: str, value: object, expected: str
+    working_folder, annotation: str, value: object, expected: str
 ):
     write_environment(
-        workplace, "toy", "", f"def load_environment(n: {annotation} = 1):\n    raise RuntimeError('called')\n"
+        working_folder, "toy", "", f"def load_environment(n: {annotation} = 1):\n    raise RuntimeError('called')\n"
     )
     with pytest.raises(ConfigError) as caught:
-        load_environment("toy", env_dir=workplace, n=value)
+        load_environment("toy", env_dir=working_folder, n=value)
     assert str(caught.value) == f"environment 'toy': n is {value!r}; expected {expected}"
 
 
@@ -324,21 +326,21 @@ def test_an_argument_that_does_not_match_its_annotation_is_rejected(
     ("annotation", "value"),
     [("float", 1), ("int", None), ("list[int]", "x"), ("'Unknown'", 1), ("object", 1), ("int | None", 2)],
 )
-def test_other_arguments_reach_load_environment(workplace, annotation: str, value: object):
+def test_other_arguments_reach_load_environment(working_folder, annotation: str, value: object):
     write_environment(
-        workplace, "toy", "", f"def load_environment(n: {annotation} = 1):\n    raise RuntimeError('called')\n"
+        working_folder, "toy", "", f"def load_environment(n: {annotation} = 1):\n    raise RuntimeError('called')\n"
     )
     with pytest.raises(ConfigError, match="RuntimeError: called"):
-        load_environment("toy", env_dir=workplace, n=value)
+        load_environment("toy", env_dir=working_folder, n=value)
 
 
-def test_env_id_and_env_args_set_by_the_environment_are_not_overwritten(workplace):
+def test_env_id_and_env_args_set_by_the_environment_are_not_overwritten(working_folder):
     source = (
         "import rove\n\ndef load_environment(n=1):\n    env = rove.load_environment('reverse_text')\n"
         "    env.env_id, env.env_args = 'own', {'n': 7}\n    return env\n"
     )
-    write_environment(workplace, "toy", "", source)
-    env = load_environment("toy", env_dir=workplace)
+    write_environment(working_folder, "toy", "", source)
+    env = load_environment("toy", env_dir=working_folder)
     assert (env.env_id, env.env_args) == ("own", {"n": 7})
 
 
@@ -364,40 +366,40 @@ def install_entry_point(folder: Path, package: str, name: str, module: str) -> N
     (info / "entry_points.txt").write_text(f"[rove.environments]\n{name} = {module}\n")
 
 
-def test_an_environment_is_found_by_its_entry_point(workplace):
-    install_module(workplace / "site", "toy", "a module of that name")
+def test_an_environment_is_found_by_its_entry_point(working_folder):
+    install_module(working_folder / "site", "toy", "a module of that name")
     with pytest.raises(ConfigError, match="no environment 'toy_game'"):
         load_environment("toy-game")
-    install_module(workplace / "other", "toys_inside", "an entry point")
-    install_entry_point(workplace / "other", "toys", "toy-game", "toys_inside")
+    install_module(working_folder / "other", "toys_inside", "an entry point")
+    install_entry_point(working_folder / "other", "toys", "toy-game", "toys_inside")
     env = load_environment("ann/toy-game@1.0")
     assert (origin(env), env.env_id) == ("an entry point", "toy_game")
-    assert environment_file("toy_game") == workplace / "other" / "toys_inside.py"
-    shutil.rmtree(workplace / "other" / "toys-1.0.dist-info")  # the package is uninstalled
+    assert environment_file("toy_game") == working_folder / "other" / "toys_inside.py"
+    shutil.rmtree(working_folder / "other" / "toys-1.0.dist-info")  # the package is uninstalled
     with pytest.raises(ConfigError, match="no environment 'toy_game'"):
         load_environment("toy-game")
 
 
-def test_an_entry_point_precedes_a_module_with_the_same_name(workplace):
-    install_module(workplace / "site", "toy", "a module of that name")
-    install_module(workplace / "other", "toys_inside", "an entry point")
-    install_entry_point(workplace / "other", "toys", "toy", "toys_inside")
+def test_an_entry_point_precedes_a_module_with_the_same_name(working_folder):
+    install_module(working_folder / "site", "toy", "a module of that name")
+    install_module(working_folder / "other", "toys_inside", "an entry point")
+    install_entry_point(working_folder / "other", "toys", "toy", "toys_inside")
     assert origin(load_environment("toy")) == "an entry point"
-    write_environment(workplace / "given", "toy", "--env-dir")
-    assert origin(load_environment("toy", env_dir=workplace / "given")) == "--env-dir"
+    write_environment(working_folder / "given", "toy", "--env-dir")
+    assert origin(load_environment("toy", env_dir=working_folder / "given")) == "--env-dir"
 
 
-def test_two_packages_with_the_same_environment_are_reported(workplace):
+def test_two_packages_with_the_same_environment_are_reported(working_folder):
     for package in ("toys", "games"):
-        install_module(workplace / package, f"{package}_inside", package)
-        install_entry_point(workplace / package, package, "toy", f"{package}_inside")
+        install_module(working_folder / package, f"{package}_inside", package)
+        install_entry_point(working_folder / package, package, "toy", f"{package}_inside")
     with pytest.raises(ConfigError, match=r"games 1\.0 and toys 1\.0 both provide an environment 'toy'; uninstall one"):
         load_environment("toy")
 
 
-def test_an_entry_point_without_its_module_is_reported(workplace):
-    install_module(workplace / "site", "unrelated", "-")
-    install_entry_point(workplace / "site", "toys", "toy", "toys_inside")
+def test_an_entry_point_without_its_module_is_reported(working_folder):
+    install_module(working_folder / "site", "unrelated", "-")
+    install_entry_point(working_folder / "site", "toys", "toy", "toys_inside")
     with pytest.raises(ConfigError, match="registers the module 'toys_inside' for 'toy', but it does not exist"):
         load_environment("toy")
     with pytest.raises(ConfigError, match="did you mean 'toy'"):
@@ -434,43 +436,45 @@ def write_version(folder: Path, version: str) -> None:
     ],
 )
 def test_a_version_that_differs_or_cannot_be_checked_is_an_error(
-    workplace, written: str | None, requested_version: str, message: str
+    working_folder, written: str | None, requested_version: str, message: str
 ):
-    file = write_environment(workplace, "toy", "here")
+    file = write_environment(working_folder, "toy", "here")
     if written is not None:
         write_version(file.parent, written)
     if not message:
-        assert origin(load_environment(f"toy@{requested_version}", env_dir=workplace)) == "here"
+        assert origin(load_environment(f"toy@{requested_version}", env_dir=working_folder)) == "here"
         return
     with pytest.raises(ConfigError) as caught:
-        load_environment(f"toy@{requested_version}", env_dir=workplace)
+        load_environment(f"toy@{requested_version}", env_dir=working_folder)
     assert message in str(caught.value)
 
 
-def test_a_module_that_replaces_an_example_is_named(workplace, recwarn: pytest.WarningsRecorder):
-    install_module(workplace / "site", "reverse_text", "a module")
+def test_a_module_that_replaces_an_example_is_named(working_folder, recwarn: pytest.WarningsRecorder):
+    install_module(working_folder / "site", "reverse_text", "a module")
     assert origin(load_environment("reverse_text")) == "a module"
     [note] = [str(warning.message) for warning in recwarn if "is loaded from" in str(warning.message)]
-    assert str(workplace / "site" / "reverse_text.py") in note and "a module on the import path" in note
+    assert str(working_folder / "site" / "reverse_text.py") in note and "a module on the import path" in note
     assert str(example_environments()["reverse_text"]) in note
 
 
-def test_an_entry_point_that_replaces_an_example_is_named(workplace, recwarn: pytest.WarningsRecorder):
-    install_module(workplace / "other", "toys_inside", "an entry point")
-    install_entry_point(workplace / "other", "toys", "reverse-text", "toys_inside")
+def test_an_entry_point_that_replaces_an_example_is_named(working_folder, recwarn: pytest.WarningsRecorder):
+    install_module(working_folder / "other", "toys_inside", "an entry point")
+    install_entry_point(working_folder / "other", "toys", "reverse-text", "toys_inside")
     assert origin(load_environment("reverse_text")) == "an entry point"
     [note] = [str(warning.message) for warning in recwarn if "is loaded from" in str(warning.message)]
     assert "by the entry point of toys 1.0" in note
 
 
-def test_the_obvious_file_is_not_named(workplace, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder):
+def test_the_obvious_file_is_not_named(
+    working_folder, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+):
     load_environment("double_check")
-    write_environment(workplace / "given", "reverse_text", "--env-dir")
-    install_module(workplace / "site", "reverse_text", "a module")
-    assert origin(load_environment("reverse_text", env_dir=workplace / "given")) == "--env-dir"
-    install_module(workplace / "site", "own_toy", "a module")
+    write_environment(working_folder / "given", "reverse_text", "--env-dir")
+    install_module(working_folder / "site", "reverse_text", "a module")
+    assert origin(load_environment("reverse_text", env_dir=working_folder / "given")) == "--env-dir"
+    install_module(working_folder / "site", "own_toy", "a module")
     load_environment("own_toy")
-    copy = workplace / "cwd" / "environments" / "double_check"
+    copy = working_folder / "cwd" / "environments" / "double_check"
     shutil.copytree(example_environments()["double_check"].parent, copy)
     assert environment_file("double_check") == copy / "double_check.py"
     load_environment("double_check")  # a copy of the same code

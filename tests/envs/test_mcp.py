@@ -17,16 +17,16 @@ from typing import Any
 import mcp_server
 import pytest
 from tiers import first_quick, some_broad
-from toys import correct, roll, rows, says
+from toy_envs import correct, generate_sync, rows, scripted_client
 
 import rove as vf
 from rove.mcp import ServerSettings
 from rove.mcp.servers import Connection
-from tests.envs.test_tool import call, calls, in_turn, play, told
+from tests.envs.test_tool import call, calls, replies_in_order, run_replies, tool_results
 
 SERVER = str(Path(mcp_server.__file__))
 ODD_SERVER = str(Path(mcp_server.__file__).with_name("odd_mcp_server.py"))
-MUTE = "echo waiting for a database >&2; cat > /dev/null"
+MUTE_COMMAND = "echo waiting for a database >&2; cat > /dev/null"
 ENV = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
 
@@ -36,15 +36,15 @@ def command(*args: str, **fields: Any) -> dict[str, Any]:
     return {**settings, "description": "for people", **fields}
 
 
-def in_process(**fields: Any) -> dict[str, Any]:
+def in_process_server(**fields: Any) -> dict[str, Any]:
     return {"name": "test", "server": mcp_server.make_server, **fields}
 
 
 def env_of(*servers: Any, **options: Any) -> vf.MCPEnv:
-    return vf.MCPEnv(**{"mcp_servers": list(servers or (in_process(),)), "dataset": rows(1), **options})
+    return vf.MCPEnv(**{"mcp_servers": list(servers or (in_process_server(),)), "dataset": rows(1), **options})
 
 
-def below(pid: int) -> list[str]:
+def descendant_commands(pid: int) -> list[str]:
     """Return the command lines of all descendants of a process, without zombies."""
     parents: dict[int, tuple[int, str, str]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -66,7 +66,7 @@ def below(pid: int) -> list[str]:
 
 
 def servers_left() -> list[str]:
-    return [words for words in below(os.getpid()) if SERVER in words]
+    return [words for words in descendant_commands(os.getpid()) if SERVER in words]
 
 
 def exits_soon(pid: int) -> bool:
@@ -130,16 +130,16 @@ def any_server(request: pytest.FixtureRequest) -> dict[str, Any]:
         return request.getfixturevalue("http")
     if request.param == "object":
         return {"name": "test", "server": mcp_server.make_server()}
-    return command() if request.param == "command" else in_process()
+    return command() if request.param == "command" else in_process_server()
 
 
 def test_a_rollout_uses_the_tools_of_a_server(any_server: dict[str, Any]) -> None:
     env = env_of(any_server, rubric=vf.Rubric([correct]))
     assert env.tool_defs == []
     tool_calls = [call("add", {"a": 1, "b": 2}, "1"), call("fail", {}, "2"), call("add", {"a": "x", "b": 1}, "3")]
-    record = play(env, calls(*tool_calls), "0")
+    record = run_replies(env, calls(*tool_calls), "0")
     assert record.error is None, record.error
-    first, failed, wrong = told(record)
+    first, failed, wrong = tool_results(record)
     assert (first, record.reward, record.stop_condition) == ("3", 1.0, "no_tools_called")
     assert "the shop is closed" in failed and "int" in wrong
     assert record.scores is not None
@@ -153,17 +153,17 @@ def test_a_rollout_uses_the_tools_of_a_server(any_server: dict[str, Any]) -> Non
 def test_the_model_is_shown_the_tools_before_its_first_turn() -> None:
     tool_names: list[Any] = []
 
-    def player(messages: vf.Messages, state: vf.State, rng: Any) -> str:
+    def policy(messages: vf.Messages, state: vf.State, rng: Any) -> str:
         tool_names.append([tool["function"]["name"] for tool in state["tools"]])
         return "done"
 
-    roll(env_of(in_process(include=["add", "count"], exclude=["count"])), says(player))
+    generate_sync(env_of(in_process_server(include=["add", "count"], exclude=["count"])), scripted_client(policy))
     assert tool_names == [["add"]]
 
 
 def test_images_become_content_parts_and_long_texts_are_truncated() -> None:
-    env = env_of(in_process(), max_chars=10)
-    parts, long = told(play(env, calls(call("show"), call("long", {"chars": 25}, "2"))))
+    env = env_of(in_process_server(), max_chars=10)
+    parts, long = tool_results(run_replies(env, calls(call("show"), call("long", {"chars": 25}, "2"))))
     assert parts == [
         {"type": "text", "text": "a pixel"},
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{mcp_server.PIXEL}"}},
@@ -174,7 +174,7 @@ def test_images_become_content_parts_and_long_texts_are_truncated() -> None:
 @pytest.mark.slow
 def test_results_of_several_megabytes_are_received() -> None:
     env = env_of(command(), max_chars=10_000_000)
-    [long] = told(play(env, calls(call("long", {"chars": 3_000_000}))))
+    [long] = tool_results(run_replies(env, calls(call("long", {"chars": 3_000_000}))))
     assert len(long) == 3_000_000
 
 
@@ -183,11 +183,11 @@ def test_a_command_gets_its_env_variables_but_no_inherited_api_keys(monkeypatch:
     monkeypatch.setenv("SECRET_API_KEY", "sk-1")
     env = env_of(command(env={**ENV, "CITY": "Rome"}))
     tool_calls = [call("see", {"name": name}, name) for name in ("CITY", "SECRET_API_KEY")]
-    assert told(play(env, calls(*tool_calls))) == ["Rome", "not set"]
+    assert tool_results(run_replies(env, calls(*tool_calls))) == ["Rome", "not set"]
 
 
 def test_stop_errors_end_the_rollout() -> None:
-    error = play(env_of(stop_errors=[vf.ToolCallError]), calls(call("fail"))).error
+    error = run_replies(env_of(stop_errors=[vf.ToolCallError]), calls(call("fail"))).error
     assert error is not None
     assert (error.phase, error.type) == ("tool fail", "ToolCallError") and "the shop is closed" in error.message
 
@@ -198,17 +198,20 @@ def test_functions_and_server_tools_can_be_combined() -> None:
         return 2 * n
 
     env = env_of(tools=[double])
-    assert told(play(env, calls(call("double", {"n": 2}), call("add", {"a": 1, "b": 1}, "2")))) == ["4", "2"]
+    assert tool_results(run_replies(env, calls(call("double", {"n": 2}), call("add", {"a": 1, "b": 1}, "2")))) == [
+        "4",
+        "2",
+    ]
 
 
 def test_two_servers_with_the_same_tool_need_a_prefix() -> None:
-    error = play(env_of(in_process(), in_process(name="other")), "x").error
+    error = run_replies(env_of(in_process_server(), in_process_server(name="other")), "x").error
     assert error is not None and (error.type, error.phase) == ("ConfigError", "mcp servers")
     expected = "'other' and server 'test' both have a tool 'add'; give the server a prefix (prefix='other_')"
     assert expected in error.message
-    env = env_of(in_process(), in_process(name="other", prefix="other.", include=["add", "count"]))
+    env = env_of(in_process_server(), in_process_server(name="other", prefix="other.", include=["add", "count"]))
     tool_calls = [call("count", {}, "1"), call("count", {}, "2"), call("other_count", {}, "3")]
-    answers = told(play(env, calls(*tool_calls)))
+    answers = tool_results(run_replies(env, calls(*tool_calls)))
     assert sorted(answer.split()[0] for answer in answers) == ["1", "1", "2"]
 
 
@@ -223,10 +226,10 @@ def test_two_servers_with_the_same_tool_need_a_prefix() -> None:
     ],
 )
 def test_a_list_of_tools_in_an_unusual_form_is_read(oddity: str, tools: list[str]) -> None:
-    record = play(env_of(command(name="odd", args=[ODD_SERVER, oddity])), calls(call(tools[-1], {})))
+    record = run_replies(env_of(command(name="odd", args=[ODD_SERVER, oddity])), calls(call(tools[-1], {})))
     assert record.error is None
     assert [tool["function"]["name"] for tool in record.tools or ()] == tools
-    assert told(record) == ["done"]
+    assert tool_results(record) == ["done"]
 
 
 @pytest.mark.parametrize(
@@ -242,18 +245,18 @@ def test_a_list_of_tools_in_an_unusual_form_is_read(oddity: str, tools: list[str
             "no type",
             "MCPServerError",
             "'odd' lists its tools in another form than the protocol's: tools.0.inputSchema",
-            marks=pytest.mark.skipif(not mcp_server.SECOND, reason="SDKs before mcp 2 read a schema without a type"),
+            marks=pytest.mark.skipif(not mcp_server.IS_SDK_2, reason="SDKs before mcp 2 read a schema without a type"),
         ),
     ],
 )
 def test_an_unusable_list_of_tools_is_explained(oddity: str, kind: str, message: str) -> None:
-    error = play(env_of(command(name="odd", args=[ODD_SERVER, oddity])), "x").error
+    error = run_replies(env_of(command(name="odd", args=[ODD_SERVER, oddity])), "x").error
     assert error is not None and error.type == kind
     assert message in error.message and "correct" in error.message
 
 
 def test_tools_to_include_must_exist() -> None:
-    error = play(env_of(in_process(include=["ad"])), "x").error
+    error = run_replies(env_of(in_process_server(include=["ad"])), "x").error
     assert error is not None and "MCP server 'test' has no tool 'ad' to include; did you mean 'add'?" in error.message
 
 
@@ -289,35 +292,37 @@ async def test_tools_can_be_listed_before_a_run(any_server: dict[str, Any]) -> N
 
 @pytest.mark.slow
 async def test_shared_servers_keep_their_state_and_rollouts_have_their_own() -> None:
-    script = in_turn(calls(call("count")), calls(call("count")))
+    script = replies_in_order(calls(call("count")), calls(call("count")))
     shared = await vf.generate(env_of(command(), dataset=rows(3)), script)
-    answers = [answer.split() for record in shared for answer in told(record)]
+    answers = [answer.split() for record in shared for answer in tool_results(record)]
     assert sorted(int(count) for count, _ in answers) == [1, 2, 3, 4, 5, 6]
     assert len({pid for _, pid in answers}) == 1
     own_records = await vf.generate(env_of(command(), dataset=rows(3), scope="rollout", max_servers=2), script)
-    assert [[answer.split()[0] for answer in told(record)] for record in own_records] == [["1", "2"]] * 3
-    assert len({answer.split()[1] for record in own_records for answer in told(record)}) == 3
+    assert [[answer.split()[0] for answer in tool_results(record)] for record in own_records] == [["1", "2"]] * 3
+    assert len({answer.split()[1] for record in own_records for answer in tool_results(record)}) == 3
 
 
 async def test_a_factory_creates_a_server_per_rollout() -> None:
-    env = env_of(in_process(), dataset=rows(3), scope="rollout")
+    env = env_of(in_process_server(), dataset=rows(3), scope="rollout")
     await env.connect()
-    records = await vf.generate(env, in_turn(calls(call("count"))))
-    assert [told(record)[0].split()[0] for record in records] == ["1"] * 3
+    records = await vf.generate(env, replies_in_order(calls(call("count"))))
+    assert [tool_results(record)[0].split()[0] for record in records] == ["1"] * 3
 
 
 @pytest.mark.slow
 def test_an_environment_can_be_used_on_several_event_loops_in_turn() -> None:
     env = env_of(command())
     asyncio.run(env.connect())  # closes its event loop without disconnecting
-    assert told(play(env, calls(call("count"))))[0].startswith("1 ")
-    assert told(play(env, calls(call("count"))))[0].startswith("1 ")
+    assert tool_results(run_replies(env, calls(call("count"))))[0].startswith("1 ")
+    assert tool_results(run_replies(env, calls(call("count"))))[0].startswith("1 ")
 
 
 def test_an_mcp_environment_works_as_a_group_member() -> None:
     group = vf.EnvGroup([env_of(), vf.ToolEnv(tools=[], dataset=rows(1))], env_names=["mcp", "plain"])
-    records = roll(group, says(lambda m, state, rng: "x" if state["trajectory"] or not state["tools"] else ADD))
-    assert [told(record) for record in records] == [["3"], []]
+    records = generate_sync(
+        group, scripted_client(lambda m, state, rng: "x" if state["trajectory"] or not state["tools"] else ADD)
+    )
+    assert [tool_results(record) for record in records] == [["3"], []]
 
 
 ADD = calls(call("add", {"a": 1, "b": 2}))
@@ -327,26 +332,30 @@ ADD = calls(call("add", {"a": 1, "b": 2}))
 
 def test_a_slow_call_is_reported_to_the_model(any_server: dict[str, Any]) -> None:
     env = env_of(any_server, call_timeout=3.0)
-    slow, quick = told(play(env, calls(call("wait", {"seconds": 60}, "1"), call("add", {"a": 1, "b": 1}, "2"))))
+    slow, quick = tool_results(
+        run_replies(env, calls(call("wait", {"seconds": 60}, "1"), call("add", {"a": 1, "b": 1}, "2")))
+    )
     assert (slow, quick) == ("wait has not returned within 3 s", "2")
 
 
 @pytest.mark.broad
 def test_a_shared_server_that_exits_is_restarted_at_the_next_call() -> None:
-    script = says(lambda m, state, rng: calls(call("die")) if state["answer"] == "0" else ADD if len(m) < 3 else "done")
+    script = scripted_client(
+        lambda m, state, rng: calls(call("die")) if state["answer"] == "0" else ADD if len(m) < 3 else "done"
+    )
     env = env_of(command(), dataset=rows(3))
-    first, *later_records = roll(env, script, max_concurrent=1)
+    first, *later_records = generate_sync(env, script, max_concurrent=1)
     assert first.error is not None
     assert (first.error.type, first.error.phase) == ("MCPServerError", "tool die")
     assert "MCP server 'test' ended during the call" in first.error.message
     assert "exit code 3" in first.error.message and "something terrible happened" in first.error.message
-    assert [told(record) for record in later_records] == [["3"], ["3"]]
+    assert [tool_results(record) for record in later_records] == [["3"], ["3"]]
 
 
 @pytest.mark.slow
 def test_restarts_are_bounded() -> None:
     env = env_of(command(), dataset=rows(4), max_restarts=1)
-    records = roll(env, in_turn(calls(call("die"))), max_concurrent=1)
+    records = generate_sync(env, replies_in_order(calls(call("die"))), max_concurrent=1)
     errors = [record.error.message for record in records if record.error is not None]
     assert len(errors) == 4
     assert ["ended during the call" in error for error in errors] == [True, True, False, False]
@@ -355,7 +364,9 @@ def test_restarts_are_bounded() -> None:
 
 @pytest.mark.slow
 def test_a_rollout_fails_if_its_own_server_exits() -> None:
-    record = play(env_of(command(), scope="rollout"), calls(call("die"), call("wait", {"seconds": 30}, "2")), ADD)
+    record = run_replies(
+        env_of(command(), scope="rollout"), calls(call("die"), call("wait", {"seconds": 30}, "2")), ADD
+    )
     assert record.error is not None
     assert (record.error.type, record.error.phase) == ("MCPServerError", "tool die")
 
@@ -363,7 +374,7 @@ def test_a_rollout_fails_if_its_own_server_exits() -> None:
 @pytest.mark.broad
 def test_calls_in_flight_fail_when_the_server_exits() -> None:
     started = time.monotonic()
-    record = play(env_of(command()), calls(call("wait", {"seconds": 50}, "1"), call("die", {}, "2")))
+    record = run_replies(env_of(command()), calls(call("wait", {"seconds": 50}, "1"), call("die", {}, "2")))
     assert record.error is not None and record.error.type == "MCPServerError"
     assert time.monotonic() - started < 40
 
@@ -373,7 +384,7 @@ def test_an_http_server_that_stops_and_returns_is_reconnected() -> None:
     port = free_port()
     servers = [start_http(port)]
 
-    def player(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+    def policy(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
         turn = len(state["trajectory"])
         if state["answer"] == "0" and turn == 1:
             stop_http(servers.pop())
@@ -383,14 +394,14 @@ def test_an_http_server_that_stops_and_returns_is_reconnected() -> None:
 
     env = env_of({"name": "far", "url": f"http://127.0.0.1:{port}/mcp"}, dataset=rows(2), call_timeout=20)
     try:
-        first, second = roll(env, says(player), max_concurrent=1)
+        first, second = generate_sync(env, scripted_client(policy), max_concurrent=1)
     finally:
         for server in servers:
             stop_http(server)
-    assert first.error is not None and told(first) == ["3"]
+    assert first.error is not None and tool_results(first) == ["3"]
     assert (first.error.type, first.error.phase) == ("MCPServerError", "tool add")
     assert "MCP server 'far' ended during the call" in first.error.message
-    assert (second.error, told(second)) == (None, ["3", "3"])
+    assert (second.error, tool_results(second)) == (None, ["3", "3"])
 
 
 @pytest.mark.parametrize("scope", ["shared", "rollout"])
@@ -406,7 +417,7 @@ def test_an_http_server_that_stops_and_returns_is_reconnected() -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            {"name": "a", "command": "sh", "args": ["-c", MUTE]},
+            {"name": "a", "command": "sh", "args": ["-c", MUTE_COMMAND]},
             "has not listed its tools within 2 s; its last lines:\n  waiting for a database",
             marks=pytest.mark.slow,
         ),
@@ -416,7 +427,7 @@ def test_an_http_server_that_stops_and_returns_is_reconnected() -> None:
 )
 def test_a_server_that_does_not_start_is_reported(server: dict[str, Any], message: str, scope: str) -> None:
     env = env_of(server, scope=scope, start_timeout=2 if "within" in message else 30)
-    error = play(env, "x").error
+    error = run_replies(env, "x").error
     assert error is not None
     assert (error.type, error.phase) == ("MCPServerError", "mcp servers")
     assert re.search(message, error.message, re.DOTALL), error.message
@@ -425,7 +436,7 @@ def test_a_server_that_does_not_start_is_reported(server: dict[str, Any], messag
 @pytest.mark.slow
 def test_a_failing_server_stops_the_other_servers_and_has_a_limited_number_of_restarts() -> None:
     env = env_of(command(), {"name": "bad", "command": "false"}, dataset=rows(5), max_restarts=1)
-    errors = [record.error.message for record in roll(env, says("x")) if record.error is not None]
+    errors = [record.error.message for record in generate_sync(env, scripted_client("x")) if record.error is not None]
     assert len(errors) == 5 and sum("tried 2 times" in error for error in errors) == 3
 
 
@@ -435,14 +446,14 @@ def test_a_failing_server_stops_the_other_servers_and_has_a_limited_number_of_re
 @pytest.mark.slow
 def test_child_processes_of_a_server_are_killed_with_it() -> None:
     for scope in ("shared", "rollout"):
-        [pid] = told(play(env_of(command(), scope=scope), calls(call("spawn"))))
+        [pid] = tool_results(run_replies(env_of(command(), scope=scope), calls(call("spawn"))))
         assert exits_soon(int(pid))
 
 
 @pytest.mark.broad
 def test_a_server_that_ignores_termination_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rove.mcp.process.CLOSE_TIMEOUT_S", 0.2)
-    pid = told(play(env_of(command("stubborn")), calls(call("count"))))[0].split()[1]
+    pid = tool_results(run_replies(env_of(command("stubborn")), calls(call("count"))))[0].split()[1]
     assert exits_soon(int(pid))
 
 
@@ -451,11 +462,11 @@ async def test_no_server_is_left_after_a_cancellation(scope: str) -> None:
     env = env_of(command(), dataset=rows(4), scope=scope)
     reached = asyncio.Event()
 
-    def player(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+    def policy(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
         reached.set()
         return calls(call("wait", {"seconds": 60}), call("spawn", {}, "2"))
 
-    run = asyncio.ensure_future(vf.generate(env, says(player)))
+    run = asyncio.ensure_future(vf.generate(env, scripted_client(policy)))
     await reached.wait()
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -477,7 +488,7 @@ async def test_no_server_is_left_after_a_cancelled_start() -> None:
 
 @pytest.mark.slow
 def test_no_server_is_left_after_a_rollout_timeout() -> None:
-    record = play(env_of(command(), scope="rollout", timeout_seconds=8), calls(call("wait", {"seconds": 60})))
+    record = run_replies(env_of(command(), scope="rollout", timeout_seconds=8), calls(call("wait", {"seconds": 60})))
     assert record.stop_condition == "timeout_reached"
 
 
@@ -486,14 +497,14 @@ import asyncio, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test that runs in the background inherits that it is ignored
 sys.path.insert(0, {tests!r})
 from tests.envs.test_mcp import *
-script = says(lambda m, state, rng: calls(call("spawn"), call("wait", {{"seconds": 60}}, "2")))
+script = scripted_client(lambda m, state, rng: calls(call("spawn"), call("wait", {{"seconds": 60}}, "2")))
 env = env_of(command(), scope={scope!r}, dataset=rows(2))
 async def main():
-    asyncio.get_running_loop().call_later(0.2, tell)
+    asyncio.get_running_loop().call_later(0.2, report_when_ready)
     await vf.generate(env, script)
-def tell():
-    if sum("sleep" in words for words in below(os.getpid())) < {sleeping}:
-        asyncio.get_running_loop().call_later(0.1, tell)
+def report_when_ready():
+    if sum("sleep" in words for words in descendant_commands(os.getpid())) < {sleeping}:
+        asyncio.get_running_loop().call_later(0.1, report_when_ready)
     elif {exits}:
         raise SystemExit(7)
     else:
@@ -513,7 +524,7 @@ def test_no_server_is_left_after_ctrl_c_or_exit(scope: str, sleeping: int, exits
     assert process.stdout is not None
     if not exits:
         assert process.stdout.readline() == b"ready\n", process.communicate()
-        command_lines = below(process.pid)
+        command_lines = descendant_commands(process.pid)
         assert any("sleep" in words for words in command_lines)
         process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
@@ -540,10 +551,10 @@ async def test_two_hundred_concurrent_rollouts_share_a_server(way: str, request:
     server = command() if way == "command" else request.getfixturevalue("http")
     env = env_of(server, dataset=rows(200))
     first_calls = calls(call("wait", {"seconds": 0.2}, "1"), call("add", {"a": 1, "b": 2}, "2"))
-    records = await vf.generate(env, in_turn(first_calls, calls(call("count"))), max_concurrent=200)
+    records = await vf.generate(env, replies_in_order(first_calls, calls(call("count"))), max_concurrent=200)
     assert [record.error for record in records] == [None] * 200
-    assert all(told(record)[:2] == ["waited", "3"] for record in records)
-    assert sorted(int(told(record)[2].split()[0]) for record in records) == list(range(1, 201))
+    assert all(tool_results(record)[:2] == ["waited", "3"] for record in records)
+    assert sorted(int(tool_results(record)[2].split()[0]) for record in records) == list(range(1, 201))
 
 
 @pytest.mark.slow
@@ -551,18 +562,18 @@ async def test_max_servers_limits_the_servers_of_concurrent_rollouts() -> None:
     env = env_of(command(), dataset=rows(12), scope="rollout", max_servers=4)
     most = 0
 
-    def player(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+    def policy(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
         nonlocal most
         most = max(most, len(servers_left()))
         return "done" if state["trajectory"] else calls(call("count"))
 
-    records = await vf.generate(env, says(player), max_concurrent=12)
-    assert [told(record)[0].split()[0] for record in records] == ["1"] * 12
+    records = await vf.generate(env, scripted_client(policy), max_concurrent=12)
+    assert [tool_results(record)[0].split()[0] for record in records] == ["1"] * 12
     assert 1 <= most <= 4
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not mcp_server.SECOND, reason="the benchmark's server is written for mcp 2")
+@pytest.mark.skipif(not mcp_server.IS_SDK_2, reason="the benchmark's server is written for mcp 2")
 def test_the_benchmark_runs_and_leaves_no_process():
     script = Path(__file__).resolve().parents[2] / "benchmarks/mcp_tools.py"
     arguments = ["--rollouts", "5", "--calls", "2", "--rounds", "1"]

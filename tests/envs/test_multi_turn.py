@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import each_row
-from toys import Talk, roll, rows, says
+from toy_envs import Talk, generate_sync, rows, scripted_client
 
 import rove as vf
 from rove.core.errors import ConfigError
@@ -21,7 +21,7 @@ def reply_with_turn(messages, state, rng):
     return f"turn {len(state['trajectory'])}"
 
 
-def play(env: vf.Environment, player=reply_with_turn) -> tuple[vf.RolloutRecord, vf.State]:
+def run_rollout(env: vf.Environment, policy=reply_with_turn) -> tuple[vf.RolloutRecord, vf.State]:
     """Run one rollout and return its record and its final state."""
     states: list[vf.State] = []
 
@@ -32,7 +32,7 @@ def play(env: vf.Environment, player=reply_with_turn) -> tuple[vf.RolloutRecord,
     rubric = vf.Rubric()
     rubric.add_metric(keep_state)
     env.add_rubric(rubric)
-    [record] = roll(env, says(player))
+    [record] = generate_sync(env, scripted_client(policy))
     assert record.error is None, record.error
     return record, states[0]
 
@@ -42,7 +42,7 @@ def messages_of(record: vf.RolloutRecord) -> list[tuple[str, str]]:
 
 
 def test_hooks_of_a_rollout_run_in_order():
-    record, state = play(Talk(turns=2))
+    record, state = run_rollout(Talk(turns=2))
     turn = ["model", "stop?", "env"]
     # After the final response has_final_env_response is true first, so the condition below it is not checked again.
     assert state["log"] == ["setup", *turn, "stop?", *turn, "cleanup"]
@@ -51,7 +51,7 @@ def test_hooks_of_a_rollout_run_in_order():
 
 
 def test_final_env_response_ends_the_rollout_and_replaces_the_response():
-    record, _ = play(Talk(turns=2))
+    record, _ = run_rollout(Talk(turns=2))
     assert messages_of(record) == [("assistant", "turn 0"), ("user", "go on"), ("assistant", "turn 1"), ("user", "bye")]
 
 
@@ -70,14 +70,14 @@ def test_final_env_response_can_be_a_string_messages_or_empty(final, last):
             state["final_env_response"] = final
             return "unused"
 
-    record, _ = play(Ending())
+    record, _ = run_rollout(Ending())
     assert messages_of(record) == [("assistant", "turn 0"), *last]
     assert record.stop_condition == "has_final_env_response"
 
 
 @pytest.mark.parametrize("max_turns", [1, 3])
 def test_the_environment_sees_the_last_allowed_turn(max_turns):
-    record, state = play(Talk(max_turns=max_turns))
+    record, state = run_rollout(Talk(max_turns=max_turns))
     assert state["log"].count("model") == state["log"].count("env") == max_turns
     assert messages_of(record)[-1] == ("user", "go on")
     assert record.stop_condition == "max_turns_reached"
@@ -85,7 +85,7 @@ def test_the_environment_sees_the_last_allowed_turn(max_turns):
 
 
 def test_final_env_response_precedes_max_turns_as_the_stop_condition():
-    record, _ = play(Talk(turns=3, max_turns=3))
+    record, _ = run_rollout(Talk(turns=3, max_turns=3))
     assert record.stop_condition == "has_final_env_response"
 
 
@@ -95,7 +95,7 @@ def test_a_stop_condition_after_a_model_turn_skips_env_response():
         def twice(self, state):
             return len(state["trajectory"]) == 2
 
-    record, state = play(Short())
+    record, state = run_rollout(Short())
     assert messages_of(record) == [("assistant", "turn 0"), ("user", "go on"), ("assistant", "turn 1")]
     assert record.stop_condition == "twice"
     assert state["log"].count("env") == 1
@@ -111,7 +111,7 @@ def test_stop_conditions_see_changes_by_env_response():
         def is_solved(self, state):
             return state.get("solved", False)
 
-    record, _ = play(Board())
+    record, _ = run_rollout(Board())
     assert record.stop_condition == "is_solved"
     assert messages_of(record) == [("assistant", "turn 0"), ("user", "solved")]
 
@@ -120,14 +120,14 @@ def test_stop_conditions_see_changes_by_env_response():
 @settings(max_examples=30)
 def test_the_token_limit_ends_and_truncates_the_rollout(words, limit):
     env = Talk(max_total_completion_tokens=limit)
-    [record] = roll(env, says("word " * words))
+    [record] = generate_sync(env, scripted_client("word " * words))
     assert record.stop_condition == "max_total_completion_tokens_reached"
     assert record.is_truncated
     assert record.usage.completion_tokens - words < limit <= record.usage.completion_tokens
 
 
 def test_turns_are_unlimited_by_default():
-    record, _ = play(Talk(turns=40))
+    record, _ = run_rollout(Talk(turns=40))
     assert len(record.steps) == 40
 
 
@@ -137,7 +137,7 @@ def test_a_rollout_that_times_out_is_scored():
             await asyncio.Event().wait()
         return "quick"
 
-    record, state = play(Talk(timeout_seconds=0.05), slow)
+    record, state = run_rollout(Talk(timeout_seconds=0.05), slow)
     assert record.stop_condition == "timeout_reached"
     assert record.is_truncated
     assert messages_of(record) == [("assistant", "quick"), ("user", "go on")]
@@ -146,23 +146,23 @@ def test_a_rollout_that_times_out_is_scored():
 
 
 def test_a_timeout_inside_env_response_is_an_error():
-    class Impatient(Talk):
+    class TimeoutInsideResponse(Talk):
         async def env_response(self, messages, state, **kwargs):
             async with asyncio.timeout(0):
                 await asyncio.Event().wait()
 
-    [record] = roll(Impatient(timeout_seconds=60), says("hi"))
+    [record] = generate_sync(TimeoutInsideResponse(timeout_seconds=60), scripted_client("hi"))
     assert record.error is not None
     assert (record.error.phase, record.error.type) == ("env_response", "TimeoutError")
 
 
 def test_a_prompt_that_is_too_long_truncates_the_rollout():
-    def full(messages, state, rng):
+    def overlong_prompt(messages, state, rng):
         if state["trajectory"]:
             raise vf.OverlongPromptError("too long")
         return "fits"
 
-    record, _ = play(Talk(), full)
+    record, _ = run_rollout(Talk(), overlong_prompt)
     assert (record.stop_condition, record.is_truncated) == ("prompt_too_long", True)
     assert messages_of(record) == [("assistant", "fits"), ("user", "go on")]
 
@@ -182,7 +182,7 @@ def test_setup_state_can_modify_the_state_or_return_additions(returns):
             state["board"] = "..."
             return state if returns == "the state" else None
 
-    record, state = play(Setup(turns=1))
+    record, state = run_rollout(Setup(turns=1))
     assert state["board"] == "..."
     assert record.answer == state["answer"] == "0"
 
@@ -193,7 +193,7 @@ def test_setup_state_can_replace_the_prompt():
             state["log"] = []
             state["prompt"] = [vf.UserMessage("board")]
 
-    record, _ = play(Board(turns=1))
+    record, _ = run_rollout(Board(turns=1))
     assert record.prompt == record.steps[0].prompt == [vf.UserMessage("board")]
 
 
@@ -213,12 +213,12 @@ def test_env_response_can_return_a_string_messages_or_nothing(reply, heard):
         async def env_response(self, messages, state, **kwargs):
             return reply
 
-    record, _ = play(Replying(max_turns=1))
+    record, _ = run_rollout(Replying(max_turns=1))
     assert messages_of(record) == [("assistant", "turn 0"), *(("user", text) for text in heard)]
 
 
 def test_each_turn_sees_the_whole_conversation_and_is_recorded():
-    record, _ = play(Talk(turns=3, system_prompt="Be brief."))
+    record, _ = run_rollout(Talk(turns=3, system_prompt="Be brief."))
     prompts = [[message["content"] for message in step.prompt] for step in record.steps]
     opening = ["Be brief.", "q0"]
     assert prompts == [opening, [*opening, "turn 0", "go on"], [*opening, "turn 0", "go on", "turn 1", "go on"]]
@@ -227,21 +227,21 @@ def test_each_turn_sees_the_whole_conversation_and_is_recorded():
 
 
 def test_num_turns_is_a_metric():
-    record, _ = play(Talk(turns=3))
+    record, _ = run_rollout(Talk(turns=3))
     assert record.scores is not None
     assert record.scores.metrics["num_turns"] == 3
 
 
 def test_env_response_is_required():
-    class Nothing(vf.MultiTurnEnv):
+    class WithoutResponse(vf.MultiTurnEnv):
         pass
 
     with pytest.raises(TypeError, match="abstract"):
-        Nothing(dataset=[{"question": "q"}])  # pyright: ignore[reportAbstractUsage]
+        WithoutResponse(dataset=[{"question": "q"}])  # pyright: ignore[reportAbstractUsage]
 
 
 def test_a_response_cut_by_max_tokens_marks_the_rollout_as_truncated():
-    class Cut:
+    class TruncatingClient:
         max_concurrent = 1
 
         async def respond(self, request):
@@ -250,7 +250,7 @@ def test_a_response_cut_by_max_tokens_marks_the_rollout_as_truncated():
         async def close(self):
             pass
 
-    [record] = roll(Talk(turns=1), Cut())
+    [record] = generate_sync(Talk(turns=1), TruncatingClient())
     assert record.is_truncated
     assert record.stop_condition == "has_final_env_response"
     assert record.scores is not None
@@ -283,7 +283,7 @@ def write_turn(messages, state, rng):
 
 
 def test_model_and_environment_extend_one_text_in_turns():
-    record, state = play(Story(), write_turn)
+    record, state = run_rollout(Story(), write_turn)
     assert state["shown"] == ["Oncet0", "Oncet0 (1) t1"]
     assert (state["prompt"], state["completion"]) == ("Once", "t0 (1) t1 (2) ")
     assert record.prompt == [vf.UserMessage("Once")]
@@ -299,7 +299,7 @@ def test_model_and_environment_extend_one_text_in_turns():
 @given(st.lists(st.text(max_size=5), min_size=1, max_size=4), st.text(max_size=5), st.text(min_size=1, max_size=5))
 @settings(max_examples=50)
 def test_the_messages_of_a_record_concatenate_to_the_text(replies, prompt, answer):
-    record, state = play(Story(replies, dataset=[{"prompt": prompt}]), lambda messages, state, rng: answer)
+    record, state = run_rollout(Story(replies, dataset=[{"prompt": prompt}]), lambda messages, state, rng: answer)
     assert "".join(text for _, text in messages_of(record)) == state["completion"]
     assert [text for role, text in messages_of(record) if role == "assistant"] == [answer] * len(replies)
     assert [text for role, text in messages_of(record) if role == "user"] == list(filter(None, replies))
@@ -310,7 +310,7 @@ def test_the_messages_of_a_record_concatenate_to_the_text(replies, prompt, answe
 def test_the_request_has_the_text_and_the_messages_by_author():
     requests: list[vf.Request] = []
 
-    class Listening:
+    class RecordingClient:
         max_concurrent = 1
 
         async def respond(self, request):
@@ -320,8 +320,8 @@ def test_the_request_has_the_text_and_the_messages_by_author():
         async def close(self):
             pass
 
-    roll(Story(), Listening())
-    roll(Talk(turns=1), Listening())
+    generate_sync(Story(), RecordingClient())
+    generate_sync(Talk(turns=1), RecordingClient())
     assert [request.text for request in requests] == ["Once", "Oncex (1) ", None]
     assert [message["role"] for message in requests[1].messages] == ["user", "assistant", "user"]
 
@@ -333,15 +333,15 @@ def test_parsers_and_reward_functions_get_the_text():
         return float(parser.parse_answer(completion) == "t1" and isinstance(completion, str))
 
     env = Story(["<answer>", "</answer>"], parser=parser, rubric=vf.Rubric([judge]))
-    record, _ = play(env, write_turn)
+    record, _ = run_rollout(env, write_turn)
     assert record.reward == 1.0
 
 
 def test_a_rollout_that_stops_before_the_first_response_has_an_empty_completion():
-    def full(messages, state, rng):
+    def overlong_prompt(messages, state, rng):
         raise vf.OverlongPromptError("too long")
 
-    record, state = play(Story(), full)
+    record, state = run_rollout(Story(), overlong_prompt)
     assert (state["completion"], record.completion, record.reward) == ("", [], 0.0)
     assert record.prompt == [vf.UserMessage("Once")]
 
@@ -352,29 +352,29 @@ def test_setup_state_can_set_a_string_as_the_prompt(kind, prompt):
         async def setup_state(self, state, **kwargs):
             state.update(shown=[], log=[], prompt=prompt)
 
-    record, _ = play(Board(max_turns=1), lambda messages, state, rng: messages[0].content)
+    record, _ = run_rollout(Board(max_turns=1), lambda messages, state, rng: messages[0].content)
     assert record.prompt == [vf.UserMessage("board")]
     assert messages_of(record)[0] == ("assistant", "board")
     assert decode_record(encode_record(record)) == record
 
 
 def test_in_completion_mode_setup_state_cannot_set_messages_as_the_prompt():
-    class Chatty(Story):
+    class MessagePromptStory(Story):
         async def setup_state(self, state, **kwargs):
             state["prompt"] = [vf.UserMessage("hi")]
 
-    [record] = roll(Chatty(), says("x"))
+    [record] = generate_sync(MessagePromptStory(), scripted_client("x"))
     assert record.error is not None
     assert record.error.phase == "setup_state"
     assert "state['prompt'] is a list; message_type 'completion' needs a text" in record.error.message
 
 
 def test_a_completion_environment_requires_env_response_and_has_no_message_type():
-    class Nothing(vf.MultiTurnCompletionEnv):
+    class WithoutResponse(vf.MultiTurnCompletionEnv):
         pass
 
     with pytest.raises(TypeError, match="abstract"):
-        Nothing(dataset=[{"question": "q"}])  # pyright: ignore[reportAbstractUsage]
+        WithoutResponse(dataset=[{"question": "q"}])  # pyright: ignore[reportAbstractUsage]
     with pytest.raises(TypeError, match="message_type"):
         Story(message_type="chat")
 
@@ -387,7 +387,7 @@ def test_hooks_can_be_sync():
         def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
             return f"again {state['seen']}"
 
-    [record] = roll(Sync(dataset=rows(1), max_turns=2), says(lambda *_: "x"))
+    [record] = generate_sync(Sync(dataset=rows(1), max_turns=2), scripted_client(lambda *_: "x"))
     assert (record.error, record.completion[1]["content"]) == (None, "again 1")
 
 

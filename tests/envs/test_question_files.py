@@ -19,7 +19,7 @@ from rove.envs.questions import QuestionsEnv
 from tests.fuzz.corpora import kept_inputs
 
 USER = {"role": "user", "content": "2+2?"}
-FOUR = ["red", "blue", "green", "black"]
+FOUR_OPTIONS = ["red", "blue", "green", "black"]
 
 
 def lines(*rows: dict[str, Any]) -> str:
@@ -69,11 +69,11 @@ def test_the_rows_of_a_file_are_read_as_they_are(tmp_path: Path, name: str, cont
 @pytest.mark.parametrize(
     ("choices", "answer", "letter"),
     [
-        (FOUR, 1, "B"),
-        (FOUR, "2", "C"),
-        (FOUR, "green", "C"),
-        (FOUR, "D", "D"),
-        (FOUR, ["blue"], "B"),
+        (FOUR_OPTIONS, 1, "B"),
+        (FOUR_OPTIONS, "2", "C"),
+        (FOUR_OPTIONS, "green", "C"),
+        (FOUR_OPTIONS, "D", "D"),
+        (FOUR_OPTIONS, ["blue"], "B"),
         (["1", "2", "3", "4"], "3", "C"),
         ([1, 2, 3, 4], "3", "C"),
         ([0, 1, 2, 3], 3, "D"),
@@ -136,7 +136,7 @@ FIRST_LINES = lines({"question": "a", "answer": 1}) + "\n"
         ("q.XLSX", "", "is a .XLSX file; .* save the sheet as CSV"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused_with_file_and_line(tmp_path: Path, name: str, content: Any, message: str):
+def test_unreadable_rows_are_refused_with_file_and_line(tmp_path: Path, name: str, content: Any, message: str):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ConfigError, match=message):
         vf.load_environment(str(tmp_path / name))
@@ -169,9 +169,9 @@ def test_a_right_number_without_plain_spaces_is_read(tmp_path: Path, answer: Any
         ({"A": "red", "B": "blue"}, "A", "expected a list of 2 to 26 options"),
         (["red", "blue", "red "], "B", "the choices contain 'red' twice"),
         (["caf\u00e9", "cafe\u0301"], "A", "the choices contain .* twice"),
-        (FOUR, ["red", "blue"], "the scorer 'choice' expects one right option"),
-        (FOUR, "purple", "the answer 'purple' is none of the choices"),
-        (FOUR, 4, "the answer 4 is none of the choices"),
+        (FOUR_OPTIONS, ["red", "blue"], "the scorer 'choice' expects one right option"),
+        (FOUR_OPTIONS, "purple", "the answer 'purple' is none of the choices"),
+        (FOUR_OPTIONS, 4, "the answer 4 is none of the choices"),
         ([1, 2, 3, 4], 3, "the answer 3 is the text of one option and the position of another"),
         (["no", "yes"], True, "the answer 'true' is none of the choices"),
     ],
@@ -183,16 +183,16 @@ def test_ambiguous_options_are_refused_with_the_row(tmp_path: Path, choices: Any
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "message"),
     [
         (-2, r"it states 2 rows, and its parts have 12,861,765,246$"),  # pyarrow would reserve 34 GB for 672 bytes
         (-1, "is not a Parquet file: Integers with less than 8 bits not implemented"),
     ],
 )
-def test_damaged_parquet_files_that_fuzzing_found_are_refused(tmp_path: Path, number: int, said: str):
+def test_damaged_parquet_files_that_fuzzing_found_are_refused(tmp_path: Path, number: int, message: str):
     pytest.importorskip("pyarrow.parquet")
     (tmp_path / "q.parquet").write_bytes(kept_inputs("questions_parquet")[number])
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         QuestionsEnv(tmp_path / "q.parquet")
 
 

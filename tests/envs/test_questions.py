@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Rove, in_this_process
-from toys import roll, says
+from commands import Rove, in_process_rove
+from toy_envs import generate_sync, scripted_client
 
 import rove as vf
 from rove.core.digest import digest_files
@@ -25,7 +25,7 @@ ROWS = [{"question": f"What is {n} + {n}?", "answer": 2 * n, "level": n} for n i
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 def write_jsonl(file: Path, rows: list[dict[str, Any]]) -> Path:
@@ -34,7 +34,7 @@ def write_jsonl(file: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def rewards(env: vf.Environment, reply: str) -> list[float | None]:
-    records = roll(env, says(reply))
+    records = generate_sync(env, scripted_client(reply))
     assert [record.error for record in records] == [None] * len(records)
     return [record.reward for record in records]
 
@@ -115,7 +115,7 @@ def test_the_teacher_policy_gets_reward_1_and_no_answer_gets_0(tmp_path: Path, s
     file = write_jsonl(tmp_path / "q.jsonl", ROWS[1:3])
     for policy, reward in (("teacher", 1.0), ("no_answer", 0.0)):
         env = QuestionsEnv(file, scorer)
-        records = roll(env, vf.ScriptedClient(env.policies[policy], policy))
+        records = generate_sync(env, vf.ScriptedClient(env.policies[policy], policy))
         assert [record.reward for record in records] == [reward, reward]
 
 

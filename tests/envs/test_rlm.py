@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from fakes import tiny_model
 from tiers import each_row, first_quick
-from toys import roll, rows, says
+from toy_envs import generate_sync, rows, scripted_client
 
 import rove as vf
 from rove.engine.client import EngineClient
 from rove.sandbox import DockerBackend
 from rove.train.sequences import sequences_from_record
-from tests.envs.test_sandbox import LIMITS, Counting, held, nothing_new
-from tests.envs.test_tool import call, calls, told
+from tests.envs.test_sandbox import LIMITS, CountingBackend, no_new_resources, resource_counts
+from tests.envs.test_tool import call, calls, tool_results
 from tests.sandbox.test_docker import engine  # noqa: F401  a fixture
 from tests.train.test_rl import ROWS, letters, metrics_of, rollouts_of, settings, train
 
@@ -40,30 +40,30 @@ def is_sub_call(messages: Any) -> bool:
     return messages[0]["role"] != "system"
 
 
-def scripted(*codes: Any, sub: Any = lambda messages: messages[-1]["content"].upper()) -> vf.ScriptedClient:
+def scripted_codes(*codes: Any, sub: Any = lambda messages: messages[-1]["content"].upper()) -> vf.ScriptedClient:
     """Return a client that runs these code snippets in turn and answers sub-calls with `sub`."""
 
-    async def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
+    async def policy(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         if is_sub_call(messages):
             reply = sub(messages)
             return await reply if asyncio.iscoroutine(reply) else reply
         code = [*codes, "done"][turns_of(messages)]
         return code if code == "done" else python(code)
 
-    return vf.ScriptedClient(player)
+    return vf.ScriptedClient(policy)
 
 
 def env_of(text: Any = TEXT, **options: Any) -> vf.RLMEnv:
     dataset = [{"question": "Which owl?", "answer": "49", "info": {"context": text}}]
-    return vf.RLMEnv(**{"dataset": dataset, "backend": Counting(), "rubric": vf.Rubric([right]), **options})
+    return vf.RLMEnv(**{"dataset": dataset, "backend": CountingBackend(), "rubric": vf.Rubric([right]), **options})
 
 
 def right(state: vf.State, answer: str) -> float:
     return float(state["final_answer"] == answer)
 
 
-def play(env: vf.RLMEnv, *codes: Any, **options: Any) -> vf.RolloutRecord:
-    [record] = roll(env, scripted(*codes, **options))
+def run_codes(env: vf.RLMEnv, *codes: Any, **options: Any) -> vf.RolloutRecord:
+    [record] = generate_sync(env, scripted_codes(*codes, **options))
     return record
 
 
@@ -75,8 +75,8 @@ def metrics(record: vf.RolloutRecord) -> dict[str, float]:
 def test_the_model_explores_the_context_with_code_and_answers_with_a_variable():
     env = env_of()
     find = "import re\nanswer['content'] = re.search(r'^7: .* (\\d+)$', context, re.M)[1]"
-    record = play(env, "len(context), context[:7]", find, "answer['ready'] = True", "1 / 0")
-    assert told(record) == [f"({len(TEXT)}, {TEXT[:7]!r})", "[no output]", "[no output]"]
+    record = run_codes(env, "len(context), context[:7]", find, "answer['ready'] = True", "1 / 0")
+    assert tool_results(record) == [f"({len(TEXT)}, {TEXT[:7]!r})", "[no output]", "[no output]"]
     assert (record.stop_condition, record.reward, record.error) == ("answer_is_ready", 1.0, None)
     system, user = record.prompt
     assert (
@@ -95,10 +95,10 @@ def test_the_model_explores_the_context_with_code_and_answers_with_a_variable():
 
 @pytest.mark.broad
 def test_an_answer_that_is_not_marked_ready_is_its_last_value():
-    record = play(env_of(), "answer['content'] = 48", "answer['content'] = 49")
+    record = run_codes(env_of(), "answer['content'] = 48", "answer['content'] = 49")
     assert (record.stop_condition, record.reward, metrics(record)["answer_ready"]) == ("no_tools_called", 1.0, 0)
-    assert play(env_of()).reward == 0.0
-    assert play(env_of(max_turns=1), "answer['content'] = 49", READY).stop_condition == "max_turns_reached"
+    assert run_codes(env_of()).reward == 0.0
+    assert run_codes(env_of(max_turns=1), "answer['content'] = 49", READY).stop_condition == "max_turns_reached"
 
 
 def test_code_in_fences_runs_without_tool_calls():
@@ -108,15 +108,15 @@ def test_code_in_fences_runs_without_tool_calls():
         "```Python\n" + READY.format("x") + "\n```",
     ]
 
-    def player(messages: vf.Messages, state: vf.State, rng: Any) -> str:
+    def policy(messages: vf.Messages, state: vf.State, rng: Any) -> str:
         return messages[0].content[::-1] if is_sub_call(messages) else replies[turns_of(messages)]
 
     env = env_of("abc", code_in="fence", rubric=vf.Rubric([]))
-    [record] = roll(env, says(player))
+    [record] = generate_sync(env, scripted_client(policy))
     assert [m["content"] for m in record.completion if m["role"] == "user"] == ["42", "'cba'", "[no output]"]
     assert (record.stop_condition, record.tools, record.error) == ("answer_is_ready", None, None)
     assert "between ```python and ```" in record.prompt[0]["content"]
-    [record] = roll(env_of(code_in="fence"), says("It is 49."))
+    [record] = generate_sync(env_of(code_in="fence"), scripted_client("It is 49."))
     assert (record.stop_condition, len(record.steps)) == ("no_tools_called", 1)
     assert env.backend.is_clean
 
@@ -127,7 +127,7 @@ def test_code_in_fences_runs_without_tool_calls():
 )
 def test_strings_and_json_values_are_unchanged_in_the_sandbox(context: Any):
     code = "import hashlib, json\ntype(context).__name__, hashlib.md5(json.dumps(context).encode()).hexdigest()"
-    [inside] = told(play(env_of(context), code))
+    [inside] = tool_results(run_codes(env_of(context), code))
     namespace: dict[str, Any] = {"context": context}
     exec(code.splitlines()[0], namespace)
     assert inside == repr(eval(code.splitlines()[1], namespace))
@@ -141,8 +141,8 @@ def test_the_context_comes_from_info_the_row_or_a_function():
 
     row = {"question": "q", "answer": "5", "book": "of the row", "info": {"novel": "of info"}}
     for context, inside in (("novel", "of info"), ("book", "of the row"), (make_context, "made for 5")):
-        assert told(play(env_of(dataset=[row], context=context), "context")) == [repr(inside)]
-    assert "made" not in str(roll(env_of(dataset=[row], context=make_context), says("x"))[0].info)
+        assert tool_results(run_codes(env_of(dataset=[row], context=context), "context")) == [repr(inside)]
+    assert "made" not in str(generate_sync(env_of(dataset=[row], context=make_context), scripted_client("x"))[0].info)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_the_context_comes_from_info_the_row_or_a_function():
 )
 def test_an_invalid_context_fails_the_rollout(options: Any, kind: str, message: str, phase: str):
     env = env_of(**{"dataset": rows(1), **options})
-    [record] = roll(env, scripted("1"))
+    [record] = generate_sync(env, scripted_codes("1"))
     assert record.error is not None
     assert (record.error.type, record.error.phase) == (kind, phase) and message in record.error.message
     assert env.backend.is_clean or env.backend.opened == []
@@ -166,14 +166,14 @@ def test_an_invalid_context_fails_the_rollout(options: Any, kind: str, message: 
 def test_the_context_is_available_again_after_a_restart():
     env = env_of("abc", timeout_per_command_seconds=0.4)
     notice = "[the sandbox was restarted: variables are gone]\n[`context` and `answer` are as in the beginning]"
-    record = play(
+    record = run_codes(
         env,
         "context = 1; answer['content'] = 'so far'\nwhile True: pass",
         "context, answer['content']",
         "import os; os._exit(3)",
         "answer['content'] = context[::-1]",
     )
-    answers = told(record)
+    answers = tool_results(record)
     assert (
         answers[0] == f"stopped after 0.4 s\n{notice}" and answers[1] == "('abc', '')" and answers[2].endswith(notice)
     )
@@ -187,8 +187,8 @@ def test_an_invalid_answer_is_reported_to_the_model():
         "answer = {}",
         "answer = {'content': '', 'ready': True}; del answer['content']",
     ]
-    record = play(env_of(), *invalid, "answer = {'content': 49, 'ready': 1}")
-    reports = told(record)[: len(invalid)]
+    record = run_codes(env_of(), *invalid, "answer = {'content': 49, 'ready': 1}")
+    reports = tool_results(record)[: len(invalid)]
     assert ["[`answer` cannot be read, it has to have 'content' and 'ready': " in report for report in reports] == [
         True
     ] * 4
@@ -197,12 +197,14 @@ def test_an_invalid_answer_is_reported_to_the_model():
 
 @pytest.mark.broad
 def test_code_can_only_answer_with_the_answer_variable():
-    record = play(
+    record = run_codes(
         env_of(), "_set_answer('49', True)", "class A:\n  def __str__(self): return '4' + 1\nanswer['content'] = A()"
     )
-    assert "NameError" in told(record)[0] and "cannot be read" in told(record)[1] and record.reward == 0.0
+    assert (
+        "NameError" in tool_results(record)[0] and "cannot be read" in tool_results(record)[1] and record.reward == 0.0
+    )
     endless = "class A:\n  def __str__(self):\n    while True: pass\nanswer['content'] = A()"
-    answers = told(play(env_of(timeout_per_command_seconds=0.3), endless, "answer"))
+    answers = tool_results(run_codes(env_of(timeout_per_command_seconds=0.3), endless, "answer"))
     assert "stopped after 0.3 s" in answers[0] and answers[1] == "{'content': '', 'ready': False}"
 
 
@@ -211,8 +213,10 @@ def test_code_can_only_answer_with_the_answer_variable():
 
 def test_sub_models_are_queried_from_code_and_recorded_separately():
     env = env_of("abcdef")
-    record = play(env, "first = llm('one')\nmore = llm_batch([context[:2], context[2:4]])\nfirst, more, llm_batch([])")
-    assert told(record) == ["('ONE', ['AB', 'CD'], [])"]
+    record = run_codes(
+        env, "first = llm('one')\nmore = llm_batch([context[:2], context[2:4]])\nfirst, more, llm_batch([])"
+    )
+    assert tool_results(record) == ["('ONE', ['AB', 'CD'], [])"]
     steps = record.model_roles["sub_model"]
     assert [(len(s.prompt), s.prompt[0]["role"], s.prompt[0]["content"]) for s in steps] == [
         (1, "user", "one"),
@@ -238,8 +242,8 @@ def test_a_batch_runs_concurrently_and_returns_in_order():
     for parallel in (1, 3):
         most = 0
         env = env_of(max_parallel_calls=parallel)
-        record = play(env, "llm_batch([str(n) for n in range(10)]) == [str(n) for n in range(10)]", sub=sub)
-        assert told(record) == ["True"] and most == parallel
+        record = run_codes(env, "llm_batch([str(n) for n in range(10)]) == [str(n) for n in range(10)]", sub=sub)
+        assert tool_results(record) == ["True"] and most == parallel
         assert [s.prompt[0]["content"] for s in record.model_roles["sub_model"]] == [str(n) for n in range(10)]
 
 
@@ -252,12 +256,12 @@ INVALID_CALLS = {
     "llm_batch(['a', None])": "llm_batch() got None as a prompt",
     "llm_batch(['a'] * 101)": "llm_batch() exceeds the limit of 100 calls: 101 requested, 100 left",
 }
-"""Code of a model → what it is told."""
+"""Code of a model → part of the reported error."""
 
 
 def test_invalid_calls_are_reported_and_do_not_use_the_budget():
-    record = play(env_of(), *INVALID_CALLS, "llm('x')")
-    *reports, answer = told(record)
+    record = run_codes(env_of(), *INVALID_CALLS, "llm('x')")
+    *reports, answer = tool_results(record)
     assert [error for report, error in zip(reports, INVALID_CALLS.values(), strict=True) if error not in report] == []
     assert answer == "'X'" and metrics(record)["sub_calls"] == 1
 
@@ -267,22 +271,24 @@ def test_invalid_calls_are_reported_and_do_not_use_the_budget():
 def test_calls_beyond_the_budget_raise_in_the_code_without_ending_the_rollout(train: bool):
     code = "try: said.append(llm(str(n)))\n  except RuntimeError as e: said.append(str(e))"
     code = f"said = []\nfor n in range(5):\n  {code}\nsaid[2:4]"
-    record = play(env_of(max_sub_calls=3, train_sub_calls=train), code, READY.format("49"))
-    assert told(record)[0] == "['2', 'llm() exceeds the limit of 3 calls: 1 requested, 0 left']"
+    record = run_codes(env_of(max_sub_calls=3, train_sub_calls=train), code, READY.format("49"))
+    assert tool_results(record)[0] == "['2', 'llm() exceeds the limit of 3 calls: 1 requested, 0 left']"
     assert (metrics(record)["sub_calls"], record.reward) == (3, 1.0)
-    record = play(env_of(max_sub_tokens=4, max_parallel_calls=1, train_sub_calls=train), code, "llm_batch(['a'])")
+    record = run_codes(env_of(max_sub_tokens=4, max_parallel_calls=1, train_sub_calls=train), code, "llm_batch(['a'])")
     assert (
-        told(record)[0]
+        tool_results(record)[0]
         == "['llm() cannot be called: 4 of 4 tokens are used', 'llm() cannot be called: 4 of 4 tokens are used']"
     )
-    assert metrics(record)["sub_calls"] == 2 and "4 of 4 tokens are used" in told(record)[1]
-    assert told(play(env_of(max_sub_calls=0), "llm('a')"))[0].endswith("limit of 0 calls: 1 requested, 0 left")
-    assert metrics(play(env_of(max_sub_calls=150), "len(llm_batch(['a'] * 150))"))["sub_calls"] == 150
+    assert metrics(record)["sub_calls"] == 2 and "4 of 4 tokens are used" in tool_results(record)[1]
+    assert tool_results(run_codes(env_of(max_sub_calls=0), "llm('a')"))[0].endswith(
+        "limit of 0 calls: 1 requested, 0 left"
+    )
+    assert metrics(run_codes(env_of(max_sub_calls=150), "len(llm_batch(['a'] * 150))"))["sub_calls"] == 150
 
 
 def test_the_token_budget_can_be_exhausted_within_a_batch():
-    record = play(env_of(max_sub_tokens=4, max_parallel_calls=1), "llm_batch(['a', 'b', 'c', 'd'])", "1 + 1")
-    assert "4 of 4 tokens are used" in told(record)[0] and told(record)[1] == "2"
+    record = run_codes(env_of(max_sub_tokens=4, max_parallel_calls=1), "llm_batch(['a', 'b', 'c', 'd'])", "1 + 1")
+    assert "4 of 4 tokens are used" in tool_results(record)[0] and tool_results(record)[1] == "2"
     assert metrics(record)["sub_calls"] == 2
 
 
@@ -291,8 +297,8 @@ def test_sub_model_errors_are_reported_and_endpoint_errors_end_the_rollout():
     def overlong(messages: Any) -> str:
         raise vf.OverlongPromptError("the prompt has 9 tokens, the model takes 8")
 
-    record = play(env_of(), "try: llm('x')\nexcept RuntimeError as e: print(e)", READY.format("49"), sub=overlong)
-    assert told(record)[0] == "the prompt has 9 tokens, the model takes 8" and record.reward == 1.0
+    record = run_codes(env_of(), "try: llm('x')\nexcept RuntimeError as e: print(e)", READY.format("49"), sub=overlong)
+    assert tool_results(record)[0] == "the prompt has 9 tokens, the model takes 8" and record.reward == 1.0
 
     async def broken(messages: Any) -> str:
         if messages[0]["content"] == "1":
@@ -301,7 +307,7 @@ def test_sub_model_errors_are_reported_and_endpoint_errors_end_the_rollout():
         return ""
 
     env = env_of()
-    record = play(env, "try: llm_batch(['0', '1', '2'])\nexcept BaseException: pass", sub=broken)
+    record = run_codes(env, "try: llm_batch(['0', '1', '2'])\nexcept BaseException: pass", sub=broken)
     assert record.error is not None
     assert (record.error.type, record.error.phase, record.error.attempts) == (
         "InfraError",
@@ -309,7 +315,7 @@ def test_sub_model_errors_are_reported_and_endpoint_errors_end_the_rollout():
         ["HTTP 503"],
     )
     assert env.backend.is_clean
-    record = play(env_of(train_sub_calls=True), "llm('1')", sub=broken)
+    record = run_codes(env_of(train_sub_calls=True), "llm('1')", sub=broken)
     assert record.error is not None and (record.error.type, record.error.phase) == ("InfraError", "model")
 
 
@@ -317,7 +323,7 @@ def test_sub_model_errors_are_reported_and_endpoint_errors_end_the_rollout():
 def test_sub_calls_can_use_another_model_or_client():
     requests: list[Any] = []
 
-    class Recording:
+    class RecordingClient:
         max_concurrent = 4
 
         def __init__(self, client: vf.Client):
@@ -330,13 +336,16 @@ def test_sub_calls_can_use_another_model_or_client():
         async def close(self) -> None: ...
 
     options = {"sub_model": "small", "sub_sampling_args": {"temperature": 0.25}}
-    own_client = Recording(scripted("llm('a')"))
-    [record] = roll(env_of(**options), own_client, model="large", sampling_args={"temperature": 1.0})
-    assert (told(record), requests) == (["'A'"], [("large", 1.0, False), ("small", 0.25, True), ("large", 1.0, False)])
+    own_client = RecordingClient(scripted_codes("llm('a')"))
+    [record] = generate_sync(env_of(**options), own_client, model="large", sampling_args={"temperature": 1.0})
+    assert (tool_results(record), requests) == (
+        ["'A'"],
+        [("large", 1.0, False), ("small", 0.25, True), ("large", 1.0, False)],
+    )
     requests.clear()
-    other_client = Recording(says("I am another."))
-    [record] = roll(env_of(sub_client=other_client, **options), scripted("llm('a')"))
-    assert (told(record), requests) == (["'I am another.'"], [("small", 0.25, True)])
+    other_client = RecordingClient(scripted_client("I am another."))
+    [record] = generate_sync(env_of(sub_client=other_client, **options), scripted_codes("llm('a')"))
+    assert (tool_results(record), requests) == (["'I am another.'"], [("small", 0.25, True)])
     assert len(record.model_roles["sub_model"]) == 1
     for arguments in ({"sub_model": "small"}, {"sub_client": other_client}, {"sub_sampling_args": {}}):
         with pytest.raises(vf.ConfigError, match="train_sub_calls is combined with"):
@@ -349,17 +358,17 @@ def test_trained_sub_calls_are_steps_in_request_order():
         return messages[0]["content"] * 2
 
     env = env_of(train_sub_calls=True, max_turns=2)
-    record = play(env, "llm_batch(['1', '2'])", "llm('3')", "never", sub=sub)
+    record = run_codes(env, "llm_batch(['1', '2'])", "llm('3')", "never", sub=sub)
     prompts = [step.prompt[-1]["content"] for step in record.steps]
     assert prompts[1:3] == ["1", "2"] and prompts[4:] == ["3"] and prompts[3] == "['11', '22']"
     assert (record.stop_condition, record.model_roles, len(record.steps)) == ("max_turns_reached", {}, 5)
     assert record.usage == sum((step.usage for step in record.steps), vf.Usage())
-    assert told(record) == ["['11', '22']", "'33'"] and metrics(record)["sub_calls"] == 3
+    assert tool_results(record) == ["['11', '22']", "'33'"] and metrics(record)["sub_calls"] == 3
 
 
 @pytest.mark.parametrize("train", first_quick([False, True]))
 def test_every_sub_call_has_its_own_seed(train: bool):
-    def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
+    def policy(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         number = str(rng.random())
         return (
             number
@@ -367,10 +376,12 @@ def test_every_sub_call_has_its_own_seed(train: bool):
             else [python("print(*llm_batch(['a'] * 8), llm('a'))"), number][turns_of(messages)]
         )
 
-    runs = [roll(env_of(train_sub_calls=train), says(player), rollouts_per_example=2) for _ in range(2)]
-    numbers = [told(record)[0].split() for record in runs[0]]
+    runs = [
+        generate_sync(env_of(train_sub_calls=train), scripted_client(policy), rollouts_per_example=2) for _ in range(2)
+    ]
+    numbers = [tool_results(record)[0].split() for record in runs[0]]
     assert len({*numbers[0], *numbers[1]}) == 18
-    assert numbers == [told(record)[0].split() for record in runs[1]]
+    assert numbers == [tool_results(record)[0].split() for record in runs[1]]
 
 
 @pytest.mark.broad
@@ -381,11 +392,11 @@ def test_run_limits_count_tokens_of_trained_sub_calls_but_not_their_turns():
         (vf.Limits(max_turns=2), "answer_is_ready", 32),
         (vf.Limits(max_turns=1), "max_turns_reached", 31),
     ):
-        [record] = roll(env_of(train_sub_calls=True), scripted(*script), limits=limits)
+        [record] = generate_sync(env_of(train_sub_calls=True), scripted_codes(*script), limits=limits)
         assert (record.stop_condition, len(record.steps), record.error) == (stop, steps, None)
     first = record.steps[0].usage
     limits = vf.Limits(max_total_tokens=first.prompt_tokens + first.completion_tokens + 10)
-    [record] = roll(env_of(train_sub_calls=True), scripted(*script), limits=limits)
+    [record] = generate_sync(env_of(train_sub_calls=True), scripted_codes(*script), limits=limits)
     assert (record.stop_condition, record.is_truncated, record.error) == ("max_total_tokens_reached", True, None)
     assert len(record.steps) == 1 + 3  # 4 tokens each
 
@@ -408,9 +419,9 @@ def halve_recursively(messages: vf.Messages, state: vf.State, rng: random.Random
 @pytest.mark.broad
 @pytest.mark.parametrize("train", first_quick([False, True], broad=0))
 def test_sub_models_can_have_their_own_sandbox_and_sub_models(train: bool):
-    backends = [Counting() for _ in range(3)]
+    backends = [CountingBackend() for _ in range(3)]
     env = env_of("x" * 4444, backend=backends[0], sub_backends=backends[1:], max_depth=3, train_sub_calls=train)
-    [record] = roll(env, says(halve_recursively))
+    [record] = generate_sync(env, scripted_client(halve_recursively))
     assert record.error is None, record.error
     assert record.completion[-1]["content"] == "[no output]" and metrics(record)["answer_ready"] == 1
     steps = record.steps if train else record.model_roles["sub_model"]
@@ -423,7 +434,7 @@ def test_sub_models_can_have_their_own_sandbox_and_sub_models(train: bool):
 
 @pytest.mark.broad
 def test_a_sub_call_with_a_context_works_at_every_depth():
-    def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
+    def policy(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         return (
             [python("answer['content'] = llm('How long?', context=context[:10])\nanswer['ready'] = True")][0]
             if not is_sub_call(messages)
@@ -431,17 +442,17 @@ def test_a_sub_call_with_a_context_works_at_every_depth():
         )
 
     env = env_of("0123456789abc", max_depth=2, backend=None, unsafe=True, rubric=vf.Rubric([]))
-    [record] = roll(env, says(player))
+    [record] = generate_sync(env, scripted_client(policy))
     [first, last] = record.model_roles["sub_model"]
     assert first.prompt[-1]["content"].startswith("How long?\n\n`context` is a text of 10 characters")
     assert last.prompt == [{"role": "user", "content": "How long?\n\n0123456789"}]
-    [flat] = roll(env_of("0123456789abc", rubric=vf.Rubric([])), says(player))
+    [flat] = generate_sync(env_of("0123456789abc", rubric=vf.Rubric([])), scripted_client(policy))
     assert [s.prompt[0]["content"] for s in flat.model_roles["sub_model"]] == ["How long?\n\n0123456789"]
 
 
 @pytest.mark.broad
 def test_a_deep_sub_model_stops_by_plain_text_by_its_answer_or_by_its_turn_limit():
-    def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
+    def policy(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         if "2 characters" not in messages[1].content:
             return [python("llm_batch(['words', 'answer', 'turns'], ['ab'] * 3)"), "done"][turns_of(messages)]
         prompt = messages[1].content.split()[0]
@@ -449,9 +460,9 @@ def test_a_deep_sub_model_stops_by_plain_text_by_its_answer_or_by_its_turn_limit
             prompt, python("answer['content'] += 'x'")
         )
 
-    env = env_of(max_depth=2, backend=Counting(), sub_backends=[Counting()], sub_max_turns=3)
-    [record] = roll(env, says(player))
-    assert told(record) == ["['plain words', 'final', 'xxx']"]
+    env = env_of(max_depth=2, backend=CountingBackend(), sub_backends=[CountingBackend()], sub_max_turns=3)
+    [record] = generate_sync(env, scripted_client(policy))
+    assert tool_results(record) == ["['plain words', 'final', 'xxx']"]
     assert metrics(record)["sub_calls"] == 1 + 1 + 3 and env.backends[1].is_clean
 
 
@@ -464,7 +475,7 @@ def test_nested_sub_models_do_not_deadlock_when_all_sandboxes_are_in_use():
         max_depth=3,
         max_sub_calls=1000,
     )
-    for record in roll(env, says(halve_recursively), max_concurrent=6):
+    for record in generate_sync(env, scripted_client(halve_recursively), max_concurrent=6):
         assert record.error is None and metrics(record)["answer_ready"] == 1
     with pytest.raises(vf.ConfigError, match="sub_backends has 0; expected 1 for max_depth 2"):
         env_of(max_depth=2)
@@ -472,15 +483,15 @@ def test_nested_sub_models_do_not_deadlock_when_all_sandboxes_are_in_use():
 
 @pytest.mark.broad
 def test_the_budget_stops_unbounded_recursion():
-    def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
+    def policy(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         if is_sub_call(messages):
             return "bottom"
         return [python("try: x = llm('deeper', context=context)\nexcept RuntimeError as e: x = str(e)\nx"), "up"][
             turns_of(messages)
         ]
 
-    env = env_of(max_depth=4, sub_backends=[Counting() for _ in range(3)], max_sub_calls=5)
-    [record] = roll(env, says(player))
+    env = env_of(max_depth=4, sub_backends=[CountingBackend() for _ in range(3)], max_sub_calls=5)
+    [record] = generate_sync(env, scripted_client(policy))
     assert metrics(record)["sub_calls"] == 5 and record.error is None
     assert all(backend.is_clean for backend in env.backends)
 
@@ -499,7 +510,7 @@ def test_every_sampled_token_is_trained_once_in_its_own_conversation():
     env = env_of(
         "abc" * 100, code_in="fence", system_prompt="You say.", train_sub_calls=True, max_turns=3, rubric=vf.Rubric([])
     )
-    records = roll(
+    records = generate_sync(
         env,
         EngineClient.from_model(loaded),
         rollouts_per_example=2,
@@ -531,7 +542,7 @@ def test_every_sampled_token_is_trained_once_in_its_own_conversation():
         }
 
 
-class Asking(vf.RLMEnv):
+class SubCallingEnv(vf.RLMEnv):
     """Runs code with two sub-model calls after every response of the model."""
 
     def _has_code(self, message: Any) -> bool:
@@ -547,7 +558,7 @@ def test_rl_trains_sub_calls_if_configured(tmp_path: Path):
     for sub in (False, True):
         rubric = vf.Rubric()
         rubric.add_reward_func(letters, weight=1.0)
-        env = Asking(
+        env = SubCallingEnv(
             dataset=[{**row, "info": {"context": "hello"}} for row in ROWS],
             system_prompt="",
             code_in="fence",
@@ -570,7 +581,7 @@ def test_rl_trains_sub_calls_if_configured(tmp_path: Path):
 def test_rescoring_sees_sub_model_replies(tmp_path: Path, options: Any):
     script = ["x = llm_batch(['a', 'b', 'c'])", "y = llm('d')", READY.format("y")]
     with vf.Run(tmp_path / "run") as run:
-        asyncio.run(vf.evaluate(env_of(**options), scripted(*script), run=tmp_path / "run"))
+        asyncio.run(vf.evaluate(env_of(**options), scripted_codes(*script), run=tmp_path / "run"))
 
         def upper(state: vf.State) -> float:
             return float(state["final_answer"] == "D")
@@ -588,7 +599,7 @@ def test_rescoring_matches_deep_sub_calls_in_any_order(tmp_path: Path, train: bo
 
     options: dict[str, Any] = {"max_depth": 3, "train_sub_calls": train, "backend": None, "unsafe": True}
     with vf.Run(tmp_path / "run") as run:
-        asyncio.run(vf.evaluate(env_of("x" * 444, **options), says(halve_recursively), run=tmp_path / "run"))
+        asyncio.run(vf.evaluate(env_of("x" * 444, **options), scripted_client(halve_recursively), run=tmp_path / "run"))
         env = env_of("x" * 444, rubric=vf.Rubric([total]), **options)
         summary = asyncio.run(vf.rescore(env, run, into=tmp_path / "again"))
     assert (summary.errors, summary.reward.mean, summary.functions["sub_calls"].mean) == ({}, 444, 20)
@@ -602,15 +613,15 @@ def test_a_cancelled_rollout_keeps_its_steps_and_frees_its_resources(train: bool
             await asyncio.sleep(60)
         return "quick"
 
-    sub_backend = Counting()
+    sub_backend = CountingBackend()
     env = env_of(timeout_seconds=5, train_sub_calls=train, max_depth=2, sub_backends=[sub_backend])
 
-    def player(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+    def policy(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
         if is_sub_call(messages):
             return sub(messages)
         return python("llm_batch(['quick', 'slow'])" if "2 char" in messages[1].content else "llm('in', context='ab')")
 
-    [record] = roll(env, says(player))
+    [record] = generate_sync(env, scripted_client(policy))
     assert (record.stop_condition, record.error) == ("timeout_reached", None)
     assert metrics(record)["sub_calls"] == 2
     assert env.backend.is_clean and sub_backend.is_clean
@@ -620,8 +631,8 @@ def test_a_cancelled_rollout_keeps_its_steps_and_frees_its_resources(train: bool
 def test_rollouts_work_in_containers_and_in_a_group(engine: Path):  # noqa: F811
     backend = DockerBackend(limits=LIMITS, binary=str(engine), max_sessions=2)
     group = vf.EnvGroup([env_of("abc", backend=backend), vf.SingleTurnEnv(dataset=rows(1))], env_names=["rlm", "plain"])
-    rlm_record, plain_record = roll(group, scripted("llm(context)", READY.format("49")))
-    assert (rlm_record.env_id, rlm_record.error, rlm_record.reward, told(rlm_record)) == (
+    rlm_record, plain_record = generate_sync(group, scripted_codes("llm(context)", READY.format("49")))
+    assert (rlm_record.env_id, rlm_record.error, rlm_record.reward, tool_results(rlm_record)) == (
         "rlm",
         None,
         1.0,
@@ -635,14 +646,14 @@ def test_rollouts_work_in_containers_and_in_a_group(engine: Path):  # noqa: F811
 @pytest.mark.slow
 def test_two_hundred_concurrent_rollouts_leave_no_resources():
     script = ["len(llm_batch([context[i:i + 500] for i in range(0, 2000, 500)]))", "llm('a')", READY.format("49")]
-    play(env_of(backend=None, unsafe=True), *script)
-    held_before = held()
+    run_codes(env_of(backend=None, unsafe=True), *script)
+    held_before = resource_counts()
     dataset = [{"question": str(n), "answer": "49", "info": {"context": TEXT}} for n in range(200)]
     env = env_of(dataset=dataset, backend=None, unsafe=True, max_sandboxes=32)
-    records = roll(env, scripted(*script), max_concurrent=200)
-    assert [(told(record), record.reward) for record in records] == [(["4", "'A'", "[no output]"], 1.0)] * 200
+    records = generate_sync(env, scripted_codes(*script), max_concurrent=200)
+    assert [(tool_results(record), record.reward) for record in records] == [(["4", "'A'", "[no output]"], 1.0)] * 200
     assert {metrics(record)["sub_calls"] for record in records} == {5}
-    assert nothing_new(held_before)
+    assert no_new_resources(held_before)
 
 
 @pytest.mark.slow
@@ -672,12 +683,12 @@ def test_invalid_arguments_are_rejected(options: Any, complaint: str):
 
 
 def test_sub_call_settings_are_part_of_the_identity():
-    same, backend = env_of().identity, {"backend": Counting(), "sub_backends": [Counting()]}
+    same, backend = env_of().identity, {"backend": CountingBackend(), "sub_backends": [CountingBackend()]}
     assert env_of().identity == same
     variants = [
         {"max_sub_calls": 5},
         {"sub_model": "x"},
-        {"sub_client": says("x")},
+        {"sub_client": scripted_client("x")},
         {"max_depth": 2, **backend},
         {"context": "b"},
     ]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from toys import Quiz, right, roll, says
+from toy_envs import Quiz, generate_sync, oracle, scripted_client
 
 import rove as vf
 
 
 def test_the_model_is_queried_once():
-    records = roll(Quiz(3, system_prompt="Be brief."), says(right))
+    records = generate_sync(Quiz(3, system_prompt="Be brief."), scripted_client(oracle))
     assert [record.reward for record in records] == [1.0, 1.0, 1.0]
     for i, record in enumerate(records):
         assert record.prompt == [vf.SystemMessage("Be brief."), vf.UserMessage(f"q{i}")]
@@ -28,7 +28,7 @@ def test_in_completion_mode_the_text_is_continued_once():
         return 1.0
 
     env = Quiz(1, message_type="completion", rubric=vf.Rubric([judge]))
-    [record] = roll(env, says(lambda messages, state, rng: f" and {messages[0].content}"))
+    [record] = generate_sync(env, scripted_client(lambda messages, state, rng: f" and {messages[0].content}"))
     assert arguments == [("q0", " and q0", " and q0", "q0")]
     assert record.prompt == [vf.UserMessage("q0")]
     assert record.completion == [vf.AssistantMessage(" and q0")]
@@ -40,7 +40,7 @@ def test_env_response_is_never_called():
         async def env_response(self, messages, state, **kwargs):
             raise AssertionError("called")
 
-    [record] = roll(Silent(1), says("0"))
+    [record] = generate_sync(Silent(1), scripted_client("0"))
     assert record.error is None
 
 
@@ -53,7 +53,9 @@ def test_setup_state_can_modify_the_state_or_return_additions(returns):
                 return new
             state.update(new)
 
-    [record] = roll(Setup(1), says(lambda messages, state, rng: f"{messages[0].content}: {state['secret']}"))
+    [record] = generate_sync(
+        Setup(1), scripted_client(lambda messages, state, rng: f"{messages[0].content}: {state['secret']}")
+    )
     assert record.completion[0]["content"] == "another question: 42"
     assert record.prompt == [vf.UserMessage("another question")]
 
@@ -63,7 +65,7 @@ def test_an_error_in_setup_state_fails_the_rollout():
         async def setup_state(self, state, **kwargs):
             raise KeyError("board")
 
-    [record] = roll(Broken(1), says("0"))
+    [record] = generate_sync(Broken(1), scripted_client("0"))
     assert record.error is not None
     assert (record.error.phase, record.error.type) == ("setup_state", "KeyError")
     assert record.prompt == [vf.UserMessage("q0")]

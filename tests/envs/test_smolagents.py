@@ -79,7 +79,7 @@ def test_tool_definitions_have_the_descriptions_of_the_tools():
 async def test_tools_are_called_in_threads_with_checked_arguments():
     search = Search()
 
-    def player(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+    def policy(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
         turns = [
             calls("double", '{"n": "many"}'),
             calls("search", '{"query": "cats", "most": null, "filters": {"a": 1}}'),
@@ -96,7 +96,7 @@ async def test_tools_are_called_in_threads_with_checked_arguments():
 
     env = vf.SmolaToolEnv([double, search], dataset=ROWS * 2, rubric=vf.Rubric([right]))
     env.add_tool(halve)
-    first, second = await env.generate(vf.ScriptedClient(player))
+    first, second = await env.generate(vf.ScriptedClient(policy))
     assert (first.reward, second.reward) == (1.0, 1.0), first.error
     results = [message["content"] for message in first.completion if message["role"] == "tool"]
     assert results == [
@@ -111,11 +111,13 @@ async def test_tools_are_called_in_threads_with_checked_arguments():
 
 
 def test_the_code_of_a_tool_is_part_of_the_identity():
-    class Other(Search):
+    class EditedSearch(Search):
         def forward(self, query: str, most: int | None = 3, filters: dict | None = None, anything: Any = None) -> str:
             return "nothing"
 
-    first, same, changed = (vf.SmolaToolEnv([tool], dataset=ROWS).identity for tool in (Search(), Search(), Other()))
+    first, same, changed = (
+        vf.SmolaToolEnv([tool], dataset=ROWS).identity for tool in (Search(), Search(), EditedSearch())
+    )
     assert first == same and first["tools"] != changed["tools"]
 
 

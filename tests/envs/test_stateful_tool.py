@@ -8,11 +8,11 @@ import threading
 from typing import Any
 
 import pytest
-from toys import rows, says
+from toy_envs import rows, scripted_client
 
 import rove as vf
 from rove.envs import tool as tool_module
-from tests.envs.test_tool import call, calls, in_turn, play, told
+from tests.envs.test_tool import call, calls, replies_in_order, run_replies, tool_results
 
 
 def query(sql: str, db: sqlite3.Connection, limit: int = 5) -> list[Any]:
@@ -57,13 +57,13 @@ SELECT = call("query", {"sql": "SELECT x FROM t"})
 def test_hidden_arguments_are_injected_and_not_shown():
     env = Database()
     assert list(env.tool_defs[0]["function"]["parameters"]["properties"]) == ["sql", "limit"]
-    record = play(env, calls(SELECT), calls(call("query", {"sql": "SELECT x FROM t", "db": "mine"})))
-    assert told(record) == ["[[1]]", "query has no argument 'db'; known: limit, sql"]
+    record = run_replies(env, calls(SELECT), calls(call("query", {"sql": "SELECT x FROM t", "db": "mine"})))
+    assert tool_results(record) == ["[[1]]", "query has no argument 'db'; known: limit, sql"]
     assert env.opened == env.closed and len(env.opened) == 1
 
 
 def test_tools_without_hidden_arguments_also_pass_through_update_tool_args():
-    class Counting(vf.StatefulToolEnv):
+    class ArgumentAddingEnv(vf.StatefulToolEnv):
         async def update_tool_args(self, tool_name, tool_args, messages, state, **kwargs):
             state["seen"] = (tool_name, messages[-1].role)
             return {**tool_args, "n": tool_args["n"] + 1}
@@ -72,7 +72,9 @@ def test_tools_without_hidden_arguments_also_pass_through_update_tool_args():
         """Say it."""
         return n
 
-    assert told(play(Counting(tools=[say], dataset=rows(1)), calls(call("say", {"n": 1})))) == ["2"]
+    assert tool_results(run_replies(ArgumentAddingEnv(tools=[say], dataset=rows(1)), calls(call("say", {"n": 1})))) == [
+        "2"
+    ]
 
 
 def test_update_tool_args_is_required():
@@ -87,7 +89,7 @@ def test_hiding_an_unknown_argument_is_rejected():
 
 def test_invalid_calls_do_not_reach_update_tool_args():
     invalid_calls = [call("query", "[1]"), call("query", "{"), call("querys"), call("query", {"sql": 1})]
-    answers = told(play(Database(), calls(*invalid_calls, SELECT)))
+    answers = tool_results(run_replies(Database(), calls(*invalid_calls, SELECT)))
     assert [answer.split(";")[0] for answer in answers] == [
         "the arguments of query are a list",
         "the arguments of query are not JSON (Input data was truncated): {",
@@ -126,12 +128,12 @@ def raise_cancelled(tool_args: dict[str, Any]) -> Any:
     ],
 )
 def test_an_error_in_update_tool_args_fails_the_rollout(update: Any, kind: str, message: str, parallel: bool):
-    class Wrong(Database):
+    class WrongUpdate(Database):
         def update_tool_args(self, tool_name, tool_args, messages, state, **kwargs):
             return update(tool_args)
 
-    env = Wrong(parallel_calls=parallel)
-    record = play(env, calls(SELECT, SELECT))
+    env = WrongUpdate(parallel_calls=parallel)
+    record = run_replies(env, calls(SELECT, SELECT))
     assert record.error is not None
     assert (record.error.type, record.error.phase) == (kind, "update_tool_args") and message in record.error.message
     assert env.opened == env.closed
@@ -141,13 +143,13 @@ def test_an_error_in_update_tool_args_fails_the_rollout(update: Any, kind: str, 
 
 
 def test_resources_are_closed_if_setup_state_fails():
-    class HalfWay(Database):
+    class FailingSetup(Database):
         async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
             await super().setup_state(state)
             raise OSError("disk full")
 
-    env = HalfWay()
-    assert play(env).error is not None
+    env = FailingSetup()
+    assert run_replies(env).error is not None
     assert env.opened == env.closed and env.opened
 
 
@@ -156,7 +158,7 @@ def test_resources_are_closed_if_setup_state_fails():
 )
 def test_resources_are_closed_after_errors(options: dict[str, Any]):
     env = Database(**options)
-    record = play(env, calls(call("query", {"sql": "SELEC"})))
+    record = run_replies(env, calls(call("query", {"sql": "SELEC"})))
     assert (record.error is not None) == ("stop_errors" in options)
     assert env.opened == env.closed and env.opened
 
@@ -185,7 +187,7 @@ def test_resources_are_closed_after_a_timeout(threads: int):
     env = Slow(timeout_seconds=0.1, max_threads=threads)
     if threads:
         env.add_tool(env.block, args_to_skip=["db"])
-    record = play(env, calls(*(call(tool) for tool in ("wait", "block") if tool in env.tool_map)))
+    record = run_replies(env, calls(*(call(tool) for tool in ("wait", "block") if tool in env.tool_map)))
     assert (record.stop_condition, record.error) == ("timeout_reached", None)
     assert env.opened == env.closed and env.opened
 
@@ -199,7 +201,7 @@ async def test_resources_are_closed_after_a_cancellation():
             await asyncio.sleep(60)
 
     env = Slow(dataset=rows(3))
-    run = asyncio.ensure_future(vf.generate(env, says(lambda messages, state, rng: calls(SELECT, SELECT))))
+    run = asyncio.ensure_future(vf.generate(env, scripted_client(lambda messages, state, rng: calls(SELECT, SELECT))))
     await started.wait()
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -207,7 +209,7 @@ async def test_resources_are_closed_after_a_cancellation():
     assert set(env.opened) == set(env.closed) and env.opened
 
 
-class Busy(vf.StatefulToolEnv):
+class BlockingToolEnv(vf.StatefulToolEnv):
     """Has a tool that no timeout interrupts, and logs the order of events."""
 
     def __init__(self, **options: Any):
@@ -241,23 +243,23 @@ WORK = calls(call("work"))
 
 
 async def test_cleanup_runs_as_soon_as_a_running_tool_returns():
-    class Releasing(Busy):
+    class Releasing(BlockingToolEnv):
         async def clean_up(self, state: vf.State) -> None:
             self.log.append("clean up")
             asyncio.get_running_loop().call_later(0.05, self.release.set)
             await super().clean_up(state)
 
     env = Releasing()
-    [record] = await vf.generate(env, in_turn(WORK))
+    [record] = await vf.generate(env, replies_in_order(WORK))
     assert (record.stop_condition, record.error) == ("timeout_reached", None)
     assert env.log == ["begin", "clean up", "end", "free", "leave"]
 
 
 async def test_a_cleanup_is_postponed_if_a_tool_exceeds_the_grace_period(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tool_module, "CLEANUP_GRACE_S", 0.05)
-    env = Busy(dataset=rows(2))
+    env = BlockingToolEnv(dataset=rows(2))
     with pytest.warns(UserWarning, match=r"sync tools of 2 rollout\(s\) have not returned"):
-        records = await vf.generate(env, says(lambda messages, state, rng: WORK))
+        records = await vf.generate(env, scripted_client(lambda messages, state, rng: WORK))
     assert [record.stop_condition for record in records] == ["timeout_reached"] * 2
     assert env.log == ["begin", "begin", "leave"]
     env.release.set()
@@ -267,7 +269,7 @@ async def test_a_cleanup_is_postponed_if_a_tool_exceeds_the_grace_period(monkeyp
 
 
 async def test_a_failing_postponed_cleanup_is_reported_as_a_warning(monkeypatch: pytest.MonkeyPatch):
-    class Failing(Busy):
+    class Failing(BlockingToolEnv):
         @vf.cleanup
         def free(self, state: vf.State) -> None:
             super().free(state)
@@ -280,12 +282,12 @@ async def test_a_failing_postponed_cleanup_is_reported_as_a_warning(monkeypatch:
 
     monkeypatch.setattr(tool_module, "CLEANUP_GRACE_S", 0.05)
     with pytest.warns(UserWarning, match="a postponed cleanup failed: OSError: gone"):
-        await vf.generate(Failing(), in_turn(WORK))
+        await vf.generate(Failing(), replies_in_order(WORK))
 
 
 async def test_a_cancelled_cleanup_still_waits_for_the_tool():
-    env = Busy(timeout_seconds=None)
-    run = asyncio.ensure_future(vf.generate(env, in_turn(WORK)))
+    env = BlockingToolEnv(timeout_seconds=None)
+    run = asyncio.ensure_future(vf.generate(env, replies_in_order(WORK)))
     await asyncio.to_thread(env.begun.acquire, timeout=10)
     for _ in range(3):  # the rollout, then its cleanup, then the teardown
         run.cancel()
@@ -298,7 +300,7 @@ async def test_a_cancelled_cleanup_still_waits_for_the_tool():
     assert env.log.index("end") < env.log.index("free")
 
 
-class Counting(vf.StatefulToolEnv):
+class CounterEnv(vf.StatefulToolEnv):
     """A counter per rollout."""
 
     def __init__(self, **options: Any):
@@ -323,20 +325,22 @@ class Counting(vf.StatefulToolEnv):
 
 
 def test_sync_tools_of_a_rollout_run_one_at_a_time_in_order():
-    assert told(play(Counting(), calls(*[call("count")] * 5))) == ["1", "2", "3", "4", "5"]
+    assert tool_results(run_replies(CounterEnv(), calls(*[call("count")] * 5))) == ["1", "2", "3", "4", "5"]
 
 
 async def test_sync_tools_of_different_rollouts_run_concurrently():
-    env = Counting(dataset=rows(3))
+    env = CounterEnv(dataset=rows(3))
     env.meeting = threading.Barrier(3)  # no rollout continues until all three are here
     answer = calls(*[call("count")] * 2)
-    records = await vf.generate(env, says(lambda messages, state, rng: "done" if state["trajectory"] else answer))
-    assert [told(record) for record in records] == [["1", "2"]] * 3
+    records = await vf.generate(
+        env, scripted_client(lambda messages, state, rng: "done" if state["trajectory"] else answer)
+    )
+    assert [tool_results(record) for record in records] == [["1", "2"]] * 3
 
 
 async def test_group_members_do_not_share_resources():
     env = Database(dataset=rows(2))
     script = [calls(call("query", {"sql": "INSERT INTO t VALUES (2)"})), calls(SELECT)]
-    records = await vf.generate(env, in_turn(*script), rollouts_per_example=3)
-    assert [told(record)[-1] for record in records] == ["[[1],[2]]"] * 6
+    records = await vf.generate(env, replies_in_order(*script), rollouts_per_example=3)
+    assert [tool_results(record)[-1] for record in records] == ["[[1],[2]]"] * 6
     assert len(set(map(id, env.opened))) == 6 and set(env.opened) == set(env.closed)

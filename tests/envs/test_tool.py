@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import each_row
-from toys import correct, roll, rows, says, timeless
+from toy_envs import correct, generate_sync, rows, scripted_client, without_times
 
 import rove as vf
 from rove.core.errors import ToolParseError
@@ -43,9 +43,9 @@ async def double(n: int) -> dict[str, int]:
     return {"doubled": 2 * n}
 
 
-def fail(how: str = "badly") -> None:
+def fail(manner: str = "badly") -> None:
     """Always fails."""
-    raise ValueError(f"it went {how}")
+    raise ValueError(f"it went {manner}")
 
 
 def call(name: Any, arguments: Any = None, id: Any = "call_1") -> dict[str, Any]:
@@ -57,29 +57,29 @@ def calls(*tool_calls: Any) -> vf.AssistantMessage:
     return vf.AssistantMessage(None, tool_calls=list(tool_calls))
 
 
-def in_turn(*answers: Any) -> vf.ScriptedClient:
+def replies_in_order(*answers: Any) -> vf.ScriptedClient:
     """Return a client that sends these replies in order, then "done"."""
     replies = [*answers, "done"]
-    return says(lambda messages, state, rng: replies[len(state["trajectory"])])
+    return scripted_client(lambda messages, state, rng: replies[len(state["trajectory"])])
 
 
 def env_of(*tools: Any, **options: Any) -> vf.ToolEnv:
     return vf.ToolEnv(**{"tools": tools, "dataset": rows(1), **options})
 
 
-def play(env: vf.Environment, *answers: Any) -> vf.RolloutRecord:
-    [record] = roll(env, in_turn(*answers))
+def run_replies(env: vf.Environment, *answers: Any) -> vf.RolloutRecord:
+    [record] = generate_sync(env, replies_in_order(*answers))
     return record
 
 
-def told(record: vf.RolloutRecord) -> list[Any]:
+def tool_results(record: vf.RolloutRecord) -> list[Any]:
     """Return the contents of the tool messages."""
     return [m["content"] for m in record.completion if m["role"] == "tool"]
 
 
 def test_tool_results_metrics_and_definitions_are_recorded():
     env = env_of(add, double, rubric=vf.Rubric([correct]))
-    record = play(env, calls(call("add", {"a": 1, "b": 2}), call("double", {"n": 4}, "call_2")), "0")
+    record = run_replies(env, calls(call("add", {"a": 1, "b": 2}), call("double", {"n": 4}, "call_2")), "0")
     assert [(m["role"], m["content"], m.get("tool_call_id")) for m in record.completion] == [
         ("assistant", None, None),
         ("tool", "3", "call_1"),
@@ -90,47 +90,49 @@ def test_tool_results_metrics_and_definitions_are_recorded():
     assert record.scores is not None
     assert record.scores.metrics == {"num_turns": 2, "total_tool_calls": 2, "add_calls": 1, "double_calls": 1}
     assert record.tools == env.tool_defs
-    assert timeless(decode_record(encode_record(record))) == timeless(record)
+    assert without_times(decode_record(encode_record(record))) == without_times(record)
 
 
 def test_the_request_has_the_tools_that_setup_state_selects():
-    class Choosy(vf.ToolEnv):
+    class ToolSelectingEnv(vf.ToolEnv):
         async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
             state["tools"] = [tool for tool in state["tools"] if tool["function"]["name"] == state["answer"]]
 
     tool_names = []
 
-    class Looking(vf.ScriptedClient):
+    class ToolRecordingClient(vf.ScriptedClient):
         async def respond(self, request: vf.Request) -> vf.Response:
             tool_names.append([tool["function"]["name"] for tool in request.tools or []])
             return await super().respond(request)
 
     dataset = [{"question": "q", "answer": name} for name in ("add", "none")]
-    env = Choosy(tools=[add, double], dataset=dataset)
-    records = roll(env, Looking(lambda messages, state, rng: "done"), max_concurrent=1)
+    env = ToolSelectingEnv(tools=[add, double], dataset=dataset)
+    records = generate_sync(env, ToolRecordingClient(lambda messages, state, rng: "done"), max_concurrent=1)
     assert tool_names == [["add"], []]
     assert [record.tools for record in records] == [[env.tool_defs[0]], None]
 
 
 def test_a_tool_that_setup_state_removed_cannot_be_called():
-    class Choosy(vf.ToolEnv):
+    class ToolSelectingEnv(vf.ToolEnv):
         async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
             state["tools"] = [tool for tool in state["tools"] if tool["function"]["name"] == "add"]
 
     numbers = {"a": 1, "b": 2}
-    record = play(Choosy(tools=[add, double], dataset=rows(1)), calls(call("double", {"n": 1}), call("add", numbers)))
-    assert told(record) == ["there is no tool 'double'; known: add", "3"]
+    record = run_replies(
+        ToolSelectingEnv(tools=[add, double], dataset=rows(1)), calls(call("double", {"n": 1}), call("add", numbers))
+    )
+    assert tool_results(record) == ["there is no tool 'double'; known: add", "3"]
 
 
 def test_changes_to_the_tools_of_a_rollout_do_not_affect_other_rollouts():
-    class Chatty(vf.ToolEnv):
+    class ToolEditingEnv(vf.ToolEnv):
         async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
             function = state["tools"][0]["function"]
             function["description"] += state["answer"]
             function["parameters"]["properties"].clear()
 
-    env = Chatty(tools=[add], dataset=[{"question": "q", "answer": str(i)} for i in range(3)])
-    records = roll(env, says(lambda messages, state, rng: "done"), max_concurrent=1)
+    env = ToolEditingEnv(tools=[add], dataset=[{"question": "q", "answer": str(i)} for i in range(3)])
+    records = generate_sync(env, scripted_client(lambda messages, state, rng: "done"), max_concurrent=1)
     descriptions = [record.tools[0]["function"]["description"] for record in records if record.tools]
     assert descriptions == [f"Add two numbers.{i}" for i in range(3)]
     assert env.tool_defs == [make_tool(add).definition]
@@ -139,8 +141,8 @@ def test_changes_to_the_tools_of_a_rollout_do_not_affect_other_rollouts():
 def test_turns_are_limited_to_ten_by_default():
     env = env_of(add)
     assert env.max_turns == 10
-    record = play(env_of(add, max_turns=2), *[calls(call("add", {"a": 1, "b": 2}))] * 5)
-    assert (record.stop_condition, len(record.steps), told(record)) == ("max_turns_reached", 2, ["3", "3"])
+    record = run_replies(env_of(add, max_turns=2), *[calls(call("add", {"a": 1, "b": 2}))] * 5)
+    assert (record.stop_condition, len(record.steps), tool_results(record)) == ("max_turns_reached", 2, ["3", "3"])
 
 
 def test_tools_can_be_added_and_removed():
@@ -158,7 +160,7 @@ def test_tools_can_be_added_and_removed():
     env.remove_tool("plus")
     with pytest.raises(vf.ConfigError, match="not one of the tools; known: double"):
         env.remove_tool(add)
-    assert told(play(env, calls(call("add")))) == ["there is no tool 'add'; known: double"]
+    assert tool_results(run_replies(env, calls(call("add")))) == ["there is no tool 'add'; known: double"]
 
 
 def test_invalid_arguments_are_rejected():
@@ -237,9 +239,9 @@ def test_descriptions_bound_values_and_hidden_arguments_are_part_of_the_identity
     ],
 )
 def test_an_invalid_call_is_reported_to_the_model(wrong: Any, message: str):
-    record = play(env_of(add), calls(wrong))
+    record = run_replies(env_of(add), calls(wrong))
     assert record.error is None
-    [answer] = told(record)
+    [answer] = tool_results(record)
     assert answer.startswith(message) and len(answer) < 600
 
 
@@ -247,7 +249,7 @@ def test_missing_and_repeated_call_ids_are_accepted():
     """Some servers send no ids, or equal ids; the calls are still answered in order."""
     tool_calls = [call("add", {"a": n, "b": 0}, id) for n, id in enumerate(["same", "same", "", None])]
     del tool_calls[3]["id"]
-    record = play(env_of(add), calls(*tool_calls))
+    record = run_replies(env_of(add), calls(*tool_calls))
     assert [(m["content"], m["tool_call_id"]) for m in record.completion if m["role"] == "tool"] == [
         ("0", "same"),
         ("1", "same"),
@@ -257,7 +259,7 @@ def test_missing_and_repeated_call_ids_are_accepted():
 
 
 def test_tool_calls_that_are_not_a_list_fail_the_rollout():
-    record = play(env_of(add), vf.AssistantMessage("", tool_calls="add(1, 2)"))
+    record = run_replies(env_of(add), vf.AssistantMessage("", tool_calls="add(1, 2)"))
     assert record.error is not None
     assert (record.error.type, record.error.phase) == ("ToolParseError", "env_response")
 
@@ -272,19 +274,19 @@ def test_tool_calls_that_are_not_a_list_fail_the_rollout():
     ],
 )
 def test_a_malformed_call_in_the_text_is_reported_to_the_model(text: str, example: str):
-    record = play(env_of(add), vf.AssistantMessage(text), vf.AssistantMessage("3"))
+    record = run_replies(env_of(add), vf.AssistantMessage(text), vf.AssistantMessage("3"))
     assert (record.stop_condition, len(record.steps)) == ("no_tools_called", 2)
     [report] = [message["content"] for message in record.completion if message["role"] == "user"]
     assert (
         report.startswith("the tool call cannot be read; write the complete call, for example: ") and example in report
     )
-    stopped = play(env_of(add, stop_errors=[ToolParseError]), vf.AssistantMessage(text))
+    stopped = run_replies(env_of(add, stop_errors=[ToolParseError]), vf.AssistantMessage(text))
     assert stopped.error is not None and stopped.error.type == "ToolParseError"
 
 
 @pytest.mark.parametrize("call_format", FORMATS, ids=lambda call_format: call_format.name)
 def test_a_valid_call_in_the_text_means_that_the_server_does_not_parse_tool_calls(call_format: Format):
-    record = play(env_of(add), vf.AssistantMessage(call_format.write([Call("add", {"a": 1, "b": 2})])))
+    record = run_replies(env_of(add), vf.AssistantMessage(call_format.write([Call("add", {"a": 1, "b": 2})])))
     assert record.error is not None and "a call of 'add' in its text" in record.error.message
     assert (record.error.type, record.error.phase) == ("ToolParseError", "env_response")
 
@@ -300,9 +302,9 @@ def test_a_valid_call_in_the_text_means_that_the_server_does_not_parse_tool_call
 )
 @pytest.mark.parametrize("max_turns", [1, 10])
 def test_a_call_of_another_format_in_the_text_fails_the_rollout_too(text: str, max_turns: int):
-    record = play(env_of(add, max_turns=max_turns), vf.AssistantMessage(text))
+    record = run_replies(env_of(add, max_turns=max_turns), vf.AssistantMessage(text))
     assert record.error is not None and record.error.type == "ToolParseError"
-    after_a_call = play(env_of(add), calls(call("add", {"a": 1, "b": 2})), vf.AssistantMessage(text))
+    after_a_call = run_replies(env_of(add), calls(call("add", {"a": 1, "b": 2})), vf.AssistantMessage(text))
     assert after_a_call.error is not None and after_a_call.error.type == "ToolParseError"
 
 
@@ -317,14 +319,16 @@ def test_a_call_of_another_format_in_the_text_fails_the_rollout_too(text: str, m
     ],
 )
 def test_an_answer_without_a_call_is_scored(text: str):
-    record = play(env_of(add), vf.AssistantMessage(text))
+    record = run_replies(env_of(add), vf.AssistantMessage(text))
     assert (record.error, record.stop_condition) == (None, "no_tools_called")
 
 
 def test_arguments_that_are_null_or_encoded_twice_are_read():
-    record = play(env_of(noon), calls(*(call("noon", value, str(n)) for n, value in enumerate(["null", None, "", {}]))))
-    assert told(record) == ["12:00"] * 4
-    assert told(play(env_of(add), calls(call("add", json.dumps('{"a": 1, "b": 2}'))))) == ["3"]
+    record = run_replies(
+        env_of(noon), calls(*(call("noon", value, str(n)) for n, value in enumerate(["null", None, "", {}])))
+    )
+    assert tool_results(record) == ["12:00"] * 4
+    assert tool_results(run_replies(env_of(add), calls(call("add", json.dumps('{"a": 1, "b": 2}'))))) == ["3"]
 
 
 class CutOff(vf.ScriptedClient):
@@ -333,9 +337,9 @@ class CutOff(vf.ScriptedClient):
 
 
 def test_a_call_inside_thinking_or_in_a_truncated_response_is_ignored():
-    record = play(env_of(add), vf.AssistantMessage("<think><tool_call></think>3"))
+    record = run_replies(env_of(add), vf.AssistantMessage("<think><tool_call></think>3"))
     assert (record.stop_condition, len(record.steps)) == ("no_tools_called", 1)
-    [record] = roll(env_of(add), CutOff(lambda *_: '<tool_call>{"name'))
+    [record] = generate_sync(env_of(add), CutOff(lambda *_: '<tool_call>{"name'))
     assert (record.stop_condition, len(record.steps), record.is_truncated) == ("no_tools_called", 1, True)
 
 
@@ -376,12 +380,12 @@ broken_calls = st.one_of(
 @given(st.lists(broken_calls, max_size=4) | json_like_values, st.booleans())
 def test_any_malformed_call_is_answered_or_becomes_a_typed_error(tool_calls: Any, parallel: bool):
     env = env_of(add, double, fail, parallel_calls=parallel, max_turns=1, max_threads=0)
-    record = play(env, vf.AssistantMessage("", tool_calls=tool_calls))
+    record = run_replies(env, vf.AssistantMessage("", tool_calls=tool_calls))
     if record.error is not None:
         assert (record.error.type, isinstance(tool_calls, list)) == ("ToolParseError", False)
     else:
-        assert len(told(record)) == len(tool_calls or [])
-        assert all(isinstance(text, str) and text for text in told(record))
+        assert len(tool_results(record)) == len(tool_calls or [])
+        assert all(isinstance(text, str) and text for text in tool_results(record))
     restored = decode_record(encode_record(record))
     assert (restored.stop_condition, len(restored.completion)) == (record.stop_condition, len(record.completion))
 
@@ -450,14 +454,14 @@ def unspeakable() -> Any:
 )
 def test_exceptions_of_a_tool_are_reported_to_the_model(tool: Any, message: str, parallel: bool, threads: int):
     env = env_of(tool, add, parallel_calls=parallel, max_threads=threads)
-    record = play(env, calls(call(tool.__name__), call("add", {"a": 1, "b": 1})))
+    record = run_replies(env, calls(call(tool.__name__), call("add", {"a": 1, "b": 1})))
     assert record.error is None
-    assert message in told(record)[0] and told(record)[1] == "2"
+    assert message in tool_results(record)[0] and tool_results(record)[1] == "2"
 
 
 def test_error_formatter_formats_the_message():
     env = env_of(fail, error_formatter=lambda error: f"{type(error).__name__}!")
-    assert told(play(env, calls(call("fail"), call("nothing")))) == ["ValueError!", "ToolParseError!"]
+    assert tool_results(run_replies(env, calls(call("fail"), call("nothing")))) == ["ValueError!", "ToolParseError!"]
 
 
 @pytest.mark.parametrize("parallel", [False, True])
@@ -475,14 +479,14 @@ def test_error_formatter_formats_the_message():
 )
 def test_stop_errors_end_the_rollout(wrong: Any, stop_errors: Any, kind: str, message: str, parallel: bool):
     env = env_of(add, fail, exit_now, panic, stop_errors=stop_errors, parallel_calls=parallel)
-    record = play(env, calls(wrong, call("add", {"a": 1, "b": 2})))
+    record = run_replies(env, calls(wrong, call("add", {"a": 1, "b": 2})))
     assert record.error is not None and record.scores is None
     assert record.error.type == kind and message in record.error.message
     assert record.error.phase == (f"tool {wrong['function']['name']}" if kind == "ToolCallError" else "env_response")
 
 
 def test_an_error_outside_of_stop_errors_does_not_end_the_rollout():
-    assert told(play(env_of(fail, stop_errors=[KeyError]), calls(call("fail")))) == ["it went badly"]
+    assert tool_results(run_replies(env_of(fail, stop_errors=[KeyError]), calls(call("fail")))) == ["it went badly"]
 
 
 def broken_machine() -> None:
@@ -496,14 +500,14 @@ def used_up() -> None:
 
 
 def test_infrastructure_errors_and_limits_in_a_tool_end_the_rollout():
-    record = play(env_of(broken_machine), calls(call("broken_machine")))
+    record = run_replies(env_of(broken_machine), calls(call("broken_machine")))
     assert record.error is not None
     assert (record.error.type, record.error.phase, record.error.attempts) == (
         "InfraError",
         "tool broken_machine",
         ["try 1"],
     )
-    record = play(env_of(used_up), calls(call("used_up")))
+    record = run_replies(env_of(used_up), calls(call("used_up")))
     assert (record.error, record.stop_condition) == (None, "budget_reached")
 
 
@@ -514,7 +518,7 @@ def test_images_reach_the_model_as_content_parts():
         """Draw."""
         return [{"type": "text", "text": "here"}, image]
 
-    record = play(env_of(draw), calls(call("draw")))
+    record = run_replies(env_of(draw), calls(call("draw")))
     assert record.steps[1].prompt[-1]["content"] == [{"type": "text", "text": "here"}, image]
 
 
@@ -531,9 +535,9 @@ async def test_calls_of_a_turn_run_concurrently_and_are_answered_in_order():
         await asyncio.sleep(0.02 * (3 - n))
         return n
 
-    client = in_turn(calls(*(call("meet", {"n": n}, f"c{n}") for n in range(3))))
+    client = replies_in_order(calls(*(call("meet", {"n": n}, f"c{n}") for n in range(3))))
     [record] = await vf.generate(env_of(meet), client)
-    assert told(record) == ["0", "1", "2"]
+    assert tool_results(record) == ["0", "1", "2"]
 
 
 def test_without_parallel_calls_the_calls_run_sequentially():
@@ -545,7 +549,7 @@ def test_without_parallel_calls_the_calls_run_sequentially():
         await asyncio.sleep(0.01)
         log.append(n)
 
-    play(env_of(step, parallel_calls=False), calls(*(call("step", {"n": n}) for n in range(3))))
+    run_replies(env_of(step, parallel_calls=False), calls(*(call("step", {"n": n}) for n in range(3))))
     assert log == [0, 0, 1, 1, 2, 2]
 
 
@@ -558,9 +562,9 @@ async def test_a_sync_tool_that_blocks_does_not_block_other_rollouts():
         meeting.wait(10)
         return 1
 
-    client = says(lambda messages, state, rng: "done" if state["trajectory"] else calls(call("meet")))
+    client = scripted_client(lambda messages, state, rng: "done" if state["trajectory"] else calls(call("meet")))
     records = await vf.generate(env_of(meet, dataset=rows(4)), client)
-    assert [told(record) for record in records] == [["1"]] * 4
+    assert [tool_results(record) for record in records] == [["1"]] * 4
 
 
 def test_without_threads_sync_tools_run_on_the_event_loop():
@@ -568,24 +572,26 @@ def test_without_threads_sync_tools_run_on_the_event_loop():
         """Tell the thread."""
         return threading.current_thread() is threading.main_thread()
 
-    assert told(play(env_of(where, max_threads=0), calls(call("where")))) == ["true"]
-    assert told(play(env_of(where), calls(call("where")))) == ["false"]
+    assert tool_results(run_replies(env_of(where, max_threads=0), calls(call("where")))) == ["true"]
+    assert tool_results(run_replies(env_of(where), calls(call("where")))) == ["false"]
 
 
 def test_a_sync_function_can_return_an_awaitable():
-    assert told(play(env_of(make_tool(lambda: double(2), name="later")), calls(call("later")))) == ['{"doubled":4}']
+    assert tool_results(run_replies(env_of(make_tool(lambda: double(2), name="later")), calls(call("later")))) == [
+        '{"doubled":4}'
+    ]
 
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_call_tool_can_be_overridden(parallel: bool):
-    class Loud(vf.ToolEnv):
+    class ExclamationEnv(vf.ToolEnv):
         async def call_tool(self, tool_name: str, tool_args: dict, tool_call_id: str, **kwargs: Any) -> Any:
             message = await super().call_tool(tool_name, tool_args, tool_call_id, **kwargs)
             return {"role": "tool", "content": f"{message.content}!", "tool_call_id": tool_call_id}
 
-    env = Loud(tools=[add], dataset=rows(1), parallel_calls=parallel)
-    record = play(env, calls(call("add", {"a": 1, "b": 2}), call("add", {"a": 2, "b": 2})))
-    assert told(record) == ["3!", "4!"]
+    env = ExclamationEnv(tools=[add], dataset=rows(1), parallel_calls=parallel)
+    record = run_replies(env, calls(call("add", {"a": 1, "b": 2}), call("add", {"a": 2, "b": 2})))
+    assert tool_results(record) == ["3!", "4!"]
 
 
 async def test_call_tool_can_be_called_directly():
@@ -598,7 +604,7 @@ async def test_call_tool_can_be_called_directly():
 def test_rollouts_with_tools_can_be_rescored(tmp_path: Path):
     """Rescoring reproduces tool results, call ids and tool definitions of the record."""
     answer = calls(call("add", {"a": 1, "b": 2}), call("ad", id="call_2"))
-    client = in_turn(answer, "0")
+    client = replies_in_order(answer, "0")
     asyncio.run(vf.evaluate(env_of(add), client, run=tmp_path / "run"))
     rescored_env = env_of(add, rubric=vf.Rubric([correct]))
     asyncio.run(vf.rescore(rescored_env, vf.Run(tmp_path / "run"), into=tmp_path / "again"))
@@ -636,13 +642,13 @@ def test_a_timeout_cancels_the_calls():
         finally:
             ended.append(n)
 
-    record = play(env_of(hang, timeout_seconds=0.1), calls(call("hang", {"n": 1}), call("hang", {"n": 2})))
+    record = run_replies(env_of(hang, timeout_seconds=0.1), calls(call("hang", {"n": 1}), call("hang", {"n": 2})))
     assert (record.stop_condition, record.error, sorted(ended)) == ("timeout_reached", None, [1, 2])
 
 
 def test_conversation_texts_contain_tools_and_calls():
     env = env_of(add)
-    texts = conversation_texts([play(env, calls(call("add", {"a": 1, "b": 2})))])
+    texts = conversation_texts([run_replies(env, calls(call("add", {"a": 1, "b": 2})))])
     lines = [
         json.dumps(env.tool_defs[0]),
         "q0",

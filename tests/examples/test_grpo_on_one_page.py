@@ -21,7 +21,7 @@ from rove.core.config import convert
 from rove.core.protocols import Request, Response
 from rove.core.records import RolloutRecord, StepTokens, Usage
 from rove.engine.client import EngineClient
-from rove.models.from_scratch import new_model, save_new_model
+from rove.models.from_scratch import new_model
 from rove.models.load import LoadedModel, load_model
 from rove.rollouts.evaluate import conversation_texts
 from rove.runs.run import Run
@@ -38,7 +38,7 @@ import grpo_on_one_page as example  # noqa: E402
 sys.path[:] = search_path  # the example adds the folder of its game
 
 ROOT = Path(__file__).resolve().parents[2]
-CUT = {"max_tokens": 6}
+SHORT_SAMPLING = {"max_tokens": 6}
 """Sampling arguments of short answers."""
 
 
@@ -73,7 +73,7 @@ class PolicyWithTokens:
     async def close(self) -> None: ...
 
 
-def play(game: example.Game, record: RolloutRecord) -> None:
+def add_answers(game: example.Game, record: RolloutRecord) -> None:
     """Give the example's game the answers of a rollout."""
     for step in record.steps:
         assert not game.is_over and step.tokens is not None
@@ -81,16 +81,18 @@ def play(game: example.Game, record: RolloutRecord) -> None:
 
 
 @pytest.mark.parametrize("policy", ["random", "teacher", "model"])
-def test_the_game_is_roves(untrained: LoadedModel, policy: str) -> None:
+def test_the_game_equals_that_of_rove(untrained: LoadedModel, policy: str) -> None:
     env = tictactoe(4)
     # The answers of the untrained model are invalid, and they are cut off after a few tokens.
     client: Any = EngineClient.from_model(untrained)
     if policy != "model":
         client = PolicyWithTokens(env, policy, untrained)
     rows = env.get_dataset()
-    for record in env.generate_sync(client, num_examples=4, rollouts_per_example=1, train=True, sampling_args=CUT):
+    for record in env.generate_sync(
+        client, num_examples=4, rollouts_per_example=1, train=True, sampling_args=SHORT_SAMPLING
+    ):
         game = example.Game(rows[record.example_id], untrained.tokenizer)
-        play(game, record)
+        add_answers(game, record)
         assert game.is_over
         [sequence] = sequences_from_record(record, 1.0)
         assert game.ids == sequence.ids
@@ -116,7 +118,7 @@ def test_the_sampled_log_probabilities_are_those_of_the_loss(
 
 
 @pytest.mark.parametrize(("loss", "scale", "is_clipped"), [("cispo", 0.01, False), ("grpo", 1.0, True)])
-def test_the_gradient_is_roves(
+def test_the_gradient_equals_that_of_rove(
     untrained: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, scale: float, is_clipped: bool
 ) -> None:
     env = tictactoe(3, max_turns=2)
@@ -126,7 +128,7 @@ def test_the_gradient_is_roves(
         num_examples=3,
         rollouts_per_example=4,
         train=True,
-        sampling_args={**CUT, "temperature": 1.2},
+        sampling_args={**SHORT_SAMPLING, "temperature": 1.2},
     )
     # The untrained model never wins, so the rewards are made up. Those of the second group are equal.
     rewards = [0.3, 1.2, 0.0, 0.7, 0.5, 0.5, 0.5, 0.5, 1.2, 1.2, -0.1, 0.2]
@@ -138,7 +140,7 @@ def test_the_gradient_is_roves(
 
     def sample_games(model: Any, games: list[example.Game], *options: Any) -> None:
         for game, record in zip(games, records, strict=True):
-            play(game, record)
+            add_answers(game, record)
             monkeypatch.setattr(game, "reward", lambda record=record: record.reward)
 
     monkeypatch.setattr(example, "sample_games", sample_games)
@@ -187,7 +189,7 @@ def norm_of(gradient: dict[str, Any]) -> float:
 
 def plain_copy(loaded: LoadedModel, folder: Path) -> tuple[Any, Any]:
     """Return the model and the tokenizer as transformers alone loads them."""
-    save_new_model(folder / "model", loaded)
+    loaded.save_final(folder / "model")
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     return model, AutoTokenizer.from_pretrained(folder / "model")
 

@@ -35,8 +35,8 @@ def binary_seeds() -> dict[str, list[bytes]]:
         write_tiny(folder / "model.gguf")
         record = encode_record(_record())
         return {
-            "wheel": [packages.zipped(packages.with_record(files))],
-            "source_archive": [packages.tarred(packages.source_files())],
+            "wheel": [packages.make_zip(packages.with_record(files))],
+            "source_archive": [packages.make_tar(packages.source_files())],
             "wheel_parts": [b"\n----\n".join([metadata, wheel, ENTRY_POINTS, b"my_sums\n", packages.MODULE])],
             "manifest": [manifest, signature],
             "package_folder": [manifest, manifest + b"\n----\n" + signature],

@@ -56,12 +56,12 @@ def fuzz(name: str, seconds: int) -> None:
     from tests.fuzz.targets import TARGETS
 
     target = TARGETS[name]
-    corpus, kept, crashes = (BUILD / name / part for part in ("corpus", "kept", "crashes"))
-    shutil.rmtree(kept, ignore_errors=True)
-    for folder in (corpus, kept, crashes):
+    corpus, saved_inputs, crashes = (BUILD / name / part for part in ("corpus", "kept", "crashes"))
+    shutil.rmtree(saved_inputs, ignore_errors=True)
+    for folder in (corpus, saved_inputs, crashes):
         folder.mkdir(parents=True, exist_ok=True)
     for number, data in enumerate(kept_inputs(name)):
-        (kept / f"{number:03}").write_bytes(data)
+        (saved_inputs / f"{number:03}").write_bytes(data)
 
     def run(data: bytes) -> None:
         try:
@@ -84,7 +84,7 @@ def fuzz(name: str, seconds: int) -> None:
         "-print_final_stats=1",
         "-reload=0",
     ]
-    atheris.Setup([sys.argv[0], *arguments, str(corpus), str(kept)], run, custom_mutator=mutate)
+    atheris.Setup([sys.argv[0], *arguments, str(corpus), str(saved_inputs)], run, custom_mutator=mutate)
     atheris.Fuzz()
 
 
@@ -113,8 +113,12 @@ def figures_of(log: str) -> dict[str, int]:
     start = re.search(r"INITED cov: (\d+)", log)
     covered = re.findall(r"cov: (\d+)", log)
     executed = re.findall(r"^#(\d+)", log, re.MULTILINE)
-    before = int(start[1]) if start else 0
-    return {"executions": int(executed[-1]) if executed else 0, "before": before, "covered": int((covered or [0])[-1])}
+    initial_coverage = int(start[1]) if start else 0
+    return {
+        "executions": int(executed[-1]) if executed else 0,
+        "before": initial_coverage,
+        "covered": int((covered or [0])[-1]),
+    }
 
 
 def failures_of(name: str) -> list[str]:

@@ -90,8 +90,8 @@ def _changed(value: Any, rng: random.Random) -> Any:
     if kind < 0.1:
         del copy[key]
     elif kind < 0.2:
-        _, other = rng.choice(items)
-        copy[key] = other
+        _, replacement = rng.choice(items)
+        copy[key] = replacement
     elif kind < 0.25 and isinstance(copy, list):
         copy.insert(key, item)
     elif kind < 0.25:

@@ -42,17 +42,17 @@ def _binary_seeds() -> dict[str, list[bytes]]:
 
 def candidates(target: Target) -> set[bytes]:
     """Return the inputs from which a corpus is chosen."""
-    found = {b"", b"{}", *kept_inputs(target.name)}
-    found.update(_binary_seeds().get(target.name, []), message_seeds().get(target.name, []))
-    found.update(file.read_bytes() for file in (BUILD / target.name / "corpus").glob("*"))
+    inputs = {b"", b"{}", *kept_inputs(target.name)}
+    inputs.update(_binary_seeds().get(target.name, []), message_seeds().get(target.name, []))
+    inputs.update(file.read_bytes() for file in (BUILD / target.name / "corpus").glob("*"))
     texts: set[bytes] = set()
     for path in target.seeds:
         for file in _files(path):
             texts.update(_texts_in(file))
     # Of texts with the same beginning and about the same length, one is enough: most are equal cases of a table.
     different = {(text[:12], len(text) // 30): text for text in sorted(texts)}
-    found.update(random.Random(0).sample(list(different.values()), min(len(different), MAX_TEXTS)))
-    return {data for data in found if len(data) <= MAX_SEED_BYTES}
+    inputs.update(random.Random(0).sample(list(different.values()), min(len(different), MAX_TEXTS)))
+    return {data for data in inputs if len(data) <= MAX_SEED_BYTES}
 
 
 def _files(name: str) -> Iterator[Path]:

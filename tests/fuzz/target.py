@@ -81,9 +81,9 @@ def _peak_bytes() -> int:
 def failure_name(error: BaseException) -> str:
     """Return a name that failures with the same cause share: the type, and the last line of rove or of the targets."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if str(ROOT) in frame.filename]
-    own = [frame for frame in frames if f"{ROOT}/rove/" in frame.filename] or frames
-    place = f"{Path(own[-1].filename).stem}-{own[-1].lineno}" if own else "nowhere"
-    return f"{type(error).__name__}-{place}"
+    own_frames = [frame for frame in frames if f"{ROOT}/rove/" in frame.filename] or frames
+    location = f"{Path(own_frames[-1].filename).stem}-{own_frames[-1].lineno}" if own_frames else "nowhere"
+    return f"{type(error).__name__}-{location}"
 
 
 def text_of(data: bytes) -> str:

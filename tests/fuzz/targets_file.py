@@ -215,7 +215,7 @@ def read_package_folder(data: bytes) -> None:
     verify(folder)
 
 
-_RUNS = ("tests/runs", "tests/viewer", "tests/support/made.py")
+_RUNS = ("tests/runs", "tests/viewer", "tests/support/run_folders.py")
 _TOML_WORDS = ("[loss]", "[[rl]]", "[evaluation]", "env = ", "[sft]", '"""', "1979-05-27", "inf")
 _QUESTION_WORDS = ('"question":', '"answer":', '"choices":', '"prompt":', "question,answer\n", '"role":', '"info":')
 _MESSAGE_WORDS = (

@@ -93,9 +93,9 @@ def _words_of(tool_formats: Sequence[Format]) -> tuple[str, ...]:
 
 def _check_written(tool_format: Format, calls: list[Call]) -> None:
     """Assert that calls are equal after they were written and read."""
-    _, again = read_calls(tool_format.write(calls), tool_format, [call.name for call in calls])
-    if again:  # a format may have no form for a name or a key
-        assert calls_of({"tool_calls": again}) == calls, "written calls are read as other calls"
+    _, parsed = read_calls(tool_format.write(calls), tool_format, [call.name for call in calls])
+    if parsed:  # a format may have no form for a name or a key
+        assert calls_of({"tool_calls": parsed}) == calls, "written calls are read as other calls"
 
 
 def read_any_call(data: bytes) -> None:

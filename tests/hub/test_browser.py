@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from browser import NARROW, WIDE, Tab, chromium
-from hub_site import made_hub
-from hubs import InThread
+from hub_site import create_example_hub
+from hubs import HubThread
 
 from rove.hub.server.export import export
 
@@ -26,11 +26,11 @@ def browser() -> Iterator[Any]:
 def hub_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Yield the addresses of one hub: on a server and exported to files."""
     folder = tmp_path_factory.mktemp("browsed")
-    store = made_hub(folder / "hub")
+    store = create_example_hub(folder / "hub")
     export(store, folder / "a site", "test")
     store.close()
-    server = InThread(folder / "hub")
-    yield {"served": server.asking.url + "/", "file": (folder / "a site").as_uri() + "/"}
+    server = HubThread(folder / "hub")
+    yield {"served": server.client.url + "/", "file": (folder / "a site").as_uri() + "/"}
     server.close()
 
 
@@ -87,7 +87,7 @@ def test_pages_fit_the_screen_are_accessible_and_load_nothing_external(
         background = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
         dark = "rgb(21, 21, 20)" if is_report else "rgb(22, 22, 21)"
         assert (background == dark) == (scheme == "dark"), background
-        assert tab.trouble == [], path
+        assert tab.page_errors == [], path
         options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"], "preload": False}
         violations[path] = [
             f"{violation['id']}: {[node['html'][:200] for node in violation['nodes'][:3]]}"
@@ -116,7 +116,7 @@ def test_the_list_is_filtered_while_typing(browser: Any, address: str):
     page.get_by_label("owner").select_option("acme")
     tab.wait("0 environments found")
     tab.context.close()
-    assert tab.trouble == []
+    assert tab.page_errors == []
 
 
 def test_keyboard_navigation_from_the_list_to_a_run_and_back(browser: Any, address: str):
@@ -144,7 +144,7 @@ def test_keyboard_navigation_from_the_list_to_a_run_and_back(browser: Any, addre
     page.get_by_role("link", name="acme/my-sums").click()
     page.get_by_role("heading", name="Leaderboard").wait_for()
     tab.context.close()
-    assert tab.trouble == []
+    assert tab.page_errors == []
 
 
 def test_commands_contain_the_hub_address_and_can_be_copied(browser: Any, address: str):
@@ -166,7 +166,7 @@ def test_commands_contain_the_hub_address_and_can_be_copied(browser: Any, addres
             == f"pip install --index-url {folder}/acme/simple/ my-sums"
         )
     tab.context.close()
-    assert tab.trouble == []
+    assert tab.page_errors == []
 
 
 def test_pages_work_without_javascript(browser: Any, address: str):

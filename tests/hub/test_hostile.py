@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from hubs import InThread, add, form, list_again, listing, package
-from packages import MODULE, source_files, tarred, wheel_files, with_record, zipped
+from hubs import HubThread, add, form, hub_contents, package_parts, rewrite_indexes
+from packages import MODULE, make_tar, make_zip, source_files, wheel_files, with_record
 from tiers import some_quick
 from yarl import URL
 
@@ -37,23 +37,23 @@ from rove.hub.server.uploads import MAX_UPLOAD_BYTES, UploadLimits
 SCRIPT = "<script>alert(1)</script>"
 NAME, WHEEL = "bad-sums", "bad_sums-1.0-py3-none-any.whl"
 INFO = "bad_sums-1.0.dist-info"
-NEW = f"/api/environments/acme/{NAME}/1.0"
+NEW_VERSION_PATH = f"/api/environments/acme/{NAME}/1.0"
 Parts = dict[str, bytes]
 
 
-class Room(NamedTuple):
-    """A hub with a public and a private package, and a listing of its files before the attacks."""
+class HubUnderAttack(NamedTuple):
+    """A hub with a public and a private package, and its contents before the attacks."""
 
-    hub: InThread
+    hub: HubThread
     folder: Path
     parts: Parts
     """The parts of a valid package, `bad-sums` 1.0, that is not yet uploaded."""
     keys: Path
-    before: dict[str, str]
+    initial_contents: dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubUnderAttack]:
     base = tmp_path_factory.mktemp("hostile")
     server_patch = pytest.MonkeyPatch()
     # A busy machine may take more than half a second to read the request of a valid connection.
@@ -75,21 +75,21 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
         "uploads": make_token(store.database, "acme", ["upload:acme/*"]),
     }
     store.close()
-    hub = InThread(base / "hub", pace=UploadLimits(uploads=2, seconds=1.5, idle_seconds=0.5))
-    hub.asking.tokens = {**hub.asking.tokens, **tokens}
+    hub = HubThread(base / "hub", pace=UploadLimits(uploads=2, seconds=1.5, idle_seconds=0.5))
+    hub.client.tokens = {**hub.client.tokens, **tokens}
     try:
-        yield Room(hub, base / "hub", package(base / "p", NAME), base, listing(base / "hub"))
+        yield HubUnderAttack(hub, base / "hub", package_parts(base / "p", NAME), base, hub_contents(base / "hub"))
     finally:
         hub.close()
         server_patch.undo()
 
 
-def check_nothing_written(room: Room) -> None:
+def check_nothing_written(target: HubUnderAttack) -> None:
     """Check that the hub's files are unchanged, after waiting for the remains of broken connections to be removed."""
     deadline = time.monotonic() + 10
-    while listing(room.folder) != room.before and time.monotonic() < deadline:
+    while hub_contents(target.folder) != target.initial_contents and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert listing(room.folder) == room.before
+    assert hub_contents(target.folder) == target.initial_contents
 
 
 # Packages
@@ -121,12 +121,12 @@ def wheel(
     extra_files: dict[str, bytes], modes: dict[str, int] | None = None, **options: Any
 ) -> Callable[[Parts], Parts]:
     """Return a change that adds files to the wheel."""
-    return archive("wheel", lambda: zipped(with_record({**wheel_files(NAME, **options), **extra_files}), modes))
+    return archive("wheel", lambda: make_zip(with_record({**wheel_files(NAME, **options), **extra_files}), modes))
 
 
 def source(extra: dict[str, bytes], kinds: dict[str, bytes] | None = None) -> Callable[[Parts], Parts]:
     """Return a change that adds entries to the source archive."""
-    return archive("source", lambda: tarred({**source_files(NAME), **extra}, kinds))
+    return archive("source", lambda: make_tar({**source_files(NAME), **extra}, kinds))
 
 
 def modules(*paths: str) -> Callable[[Parts], Parts]:
@@ -141,7 +141,7 @@ def entry_points(text: str) -> Callable[[Parts], Parts]:
 
 def only_modules(*paths: str) -> Callable[[Parts], Parts]:
     """Return a change that replaces the wheel's module by these files."""
-    return archive("wheel", lambda: zipped(with_record(wheel_files(NAME, modules=dict.fromkeys(paths, MODULE)))))
+    return archive("wheel", lambda: make_zip(with_record(wheel_files(NAME, modules=dict.fromkeys(paths, MODULE)))))
 
 
 def record(old: bytes, new: bytes) -> Callable[[Parts], Parts]:
@@ -149,14 +149,14 @@ def record(old: bytes, new: bytes) -> Callable[[Parts], Parts]:
 
     def build() -> bytes:
         files = with_record(wheel_files(NAME))
-        return zipped({**files, f"{INFO}/RECORD": files[f"{INFO}/RECORD"].replace(old, new)})
+        return make_zip({**files, f"{INFO}/RECORD": files[f"{INFO}/RECORD"].replace(old, new)})
 
     return archive("wheel", build)
 
 
 def tar(change: Callable[[bytes], bytes], form: int = tarfile.USTAR_FORMAT) -> Callable[[Parts], Parts]:
     """Return a change of the uncompressed bytes of the source archive."""
-    return archive("source", lambda: gzip.compress(change(gzip.decompress(tarred(source_files(NAME), form=form)))))
+    return archive("source", lambda: gzip.compress(change(gzip.decompress(make_tar(source_files(NAME), form=form)))))
 
 
 def header(**fields: Any) -> bytes:
@@ -226,7 +226,7 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     "wheel: cut off": (lambda p: archive("wheel", lambda: p["wheel"][:-30])(p), 422, "not a zip"),
     "wheel: no zip": (archive("wheel", lambda: b"hello"), 422, "not a zip"),
     "wheel: other name within": (
-        archive("wheel", lambda: zipped(with_record(wheel_files("other")))),
+        archive("wheel", lambda: make_zip(with_record(wheel_files("other")))),
         422,
         "METADATA describes other",
     ),
@@ -236,13 +236,13 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
         "depends on evil from",
     ),
     "wheel: no load_environment": (
-        archive("wheel", lambda: zipped(with_record(wheel_files(NAME, modules={"bad_sums.py": b"x = 1\n"})))),
+        archive("wheel", lambda: make_zip(with_record(wheel_files(NAME, modules={"bad_sums.py": b"x = 1\n"})))),
         422,
         "load_environment",
     ),
     "wheel: source nested too deep": (
         archive(
-            "wheel", lambda: zipped(with_record(wheel_files(NAME, modules={"bad_sums.py": b"x = " + b"(" * 99_999})))
+            "wheel", lambda: make_zip(with_record(wheel_files(NAME, modules={"bad_sums.py": b"x = " + b"(" * 99_999})))
         ),
         422,
         "cannot be parsed as Python",
@@ -361,7 +361,7 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     "nested: Requires-Python": (wheel({}, extra="Requires-Python: " + ">=3," * 9_999 + "\n"), 422, "metadata"),
     "nested: parts of METADATA": (
         archive(
-            "wheel", lambda: zipped(with_record({**wheel_files(NAME), f"{INFO}/METADATA": PKG_INFO + NESTED_PARTS}))
+            "wheel", lambda: make_zip(with_record({**wheel_files(NAME), f"{INFO}/METADATA": PKG_INFO + NESTED_PARTS}))
         ),
         422,
         "metadata cannot be read",
@@ -404,15 +404,15 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     "tar: wrong checksum": (tar(lambda t: t[:148] + b"0000000\0" + t[156:]), 422, "broken tar"),
     "tar: something after its end": (tar(lambda t: t + b"evil"), 422, "after its end"),
     "tar: a second tar": (tar(lambda t: t + t), 422, "after its end"),
-    "tar: a second gzip": (archive("source", lambda: tarred(source_files(NAME)) * 2), 422, "after its end"),
+    "tar: a second gzip": (archive("source", lambda: make_tar(source_files(NAME)) * 2), 422, "after its end"),
     "tar: cut off": (tar(lambda t: t[:700]), 422, "truncated"),
     "tar: no metadata": (
-        archive("source", lambda: tarred({"bad_sums-1.0/pyproject.toml": b""})),
+        archive("source", lambda: make_tar({"bad_sums-1.0/pyproject.toml": b""})),
         422,
         "no bad_sums-1.0/PKG",
     ),
     "tar: no pyproject.toml": (
-        archive("source", lambda: tarred({"bad_sums-1.0/PKG-INFO": PKG_INFO})),
+        archive("source", lambda: make_tar({"bad_sums-1.0/PKG-INFO": PKG_INFO})),
         422,
         "no bad_sums-1.0/py",
     ),
@@ -491,28 +491,28 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
 
 
 @pytest.mark.parametrize("case", some_quick(PACKAGES, 8, broad_every=8))
-def test_a_hostile_package_is_refused(room: Room, case: str):
+def test_a_hostile_package_is_refused(target: HubUnderAttack, case: str):
     change, status, words = PACKAGES[case]
-    response = room.hub.run(room.hub.asking.upload(f"acme/{NAME}/1.0", change(room.parts)))
+    response = target.hub.run(target.hub.client.upload(f"acme/{NAME}/1.0", change(target.parts)))
     assert response.status == status, response.text
     assert re.search(words, response.error), response.error
-    check_nothing_written(room)
+    check_nothing_written(target)
 
 
 @pytest.mark.parametrize(
     "case", some_quick([case for case in PACKAGES if case.partition(":")[0] in CLIENT_CASES], 6, broad_every=8)
 )
-def test_a_client_rejects_a_hostile_package_from_a_hub(room: Room, tmp_path: Path, case: str):
+def test_a_client_rejects_a_hostile_package_from_a_hub(target: HubUnderAttack, tmp_path: Path, case: str):
     """A client does not trust a hub: it refuses in a download what a hub refuses in an upload."""
-    parts = PACKAGES[case][0](room.parts)
+    parts = PACKAGES[case][0](target.parts)
     with pytest.raises((PackageError, HubError)) as error:
         asyncio.run(download(static_hub(tmp_path / "hub", parts), tmp_path))
     assert "source" in case or re.search(PACKAGES[case][2], str(error.value))
 
 
-def test_a_client_accepts_the_valid_package(room: Room, tmp_path: Path):
+def test_a_client_accepts_the_valid_package(target: HubUnderAttack, tmp_path: Path):
     """The positive control of the test above."""
-    assert asyncio.run(download(static_hub(tmp_path / "hub", room.parts), tmp_path)).name == WHEEL
+    assert asyncio.run(download(static_hub(tmp_path / "hub", target.parts), tmp_path)).name == WHEEL
 
 
 def static_hub(folder: Path, parts: Parts) -> Path:
@@ -521,7 +521,7 @@ def static_hub(folder: Path, parts: Parts) -> Path:
     version_folder.mkdir(parents=True)
     (version_folder / "manifest.json").write_bytes(parts["manifest"])
     (version_folder / WHEEL).write_bytes(parts["wheel"])
-    list_again(folder)
+    rewrite_indexes(folder)
     return folder
 
 
@@ -536,7 +536,7 @@ async def download(hub: Path, folder: Path) -> Path:
 
 VISIBLE = "/api/environments/acme/secret"
 RUNS = "/api/environments/acme/my-sums/1.0/runs"
-YANK = "/api/environments/acme/my-sums/1.0/yank"
+YANK_PATH = "/api/environments/acme/my-sums/1.0/yank"
 Row = tuple[str, str, str | None, dict[str, Any], int, str]
 
 
@@ -585,12 +585,12 @@ REQUESTS: dict[str, Row] = {
     "upload: version with a local part": put("acme/bad-sums/1.0+evil", "acme", 400, "local part"),
     "upload: script in the version": put("acme/bad-sums/%3Cscript%3E", "acme", 400, "is not a valid version"),
     "upload: not signed, though it has to be": put("signed/bad-sums/1.0", "signed", 422, "every upload must be signed"),
-    "upload: JSON": ("PUT", NEW, "acme", {"json": {}}, 415, "expected multipart/form-data"),
+    "upload: JSON": ("PUT", NEW_VERSION_PATH, "acme", {"json": {}}, 415, "expected multipart/form-data"),
     "upload: no length": put("acme/bad-sums/1.0", "acme", 411, "send Content-Length", chunked=True),
     "upload: compressed once more": put(
         "acme/bad-sums/1.0", "acme", 415, "Content-Encoding", headers={"Content-Encoding": "gzip"}
     ),
-    "upload: method of another": post(NEW, "acme", 405, "method not allowed"),
+    "upload: method of another": post(NEW_VERSION_PATH, "acme", 405, "method not allowed"),
     "visibility: a private one shown by who may upload": (
         "PUT",
         VISIBLE,
@@ -609,13 +609,13 @@ REQUESTS: dict[str, Row] = {
         "a token is required",
     ),
     "visibility: of no kind": ("PUT", VISIBLE, "acme-admin", {"json": {"visibility": SCRIPT}}, 400, "expected"),
-    "yank: by another owner": post(YANK, "zeta", 403, "may not upload to acme/my-sums", json={"reason": "mine"}),
-    "yank: without a token": post(YANK, None, 401, "a token is required", json={"reason": "mine"}),
-    "yank: script": post(YANK, "acme", 400, "plain text", json={"reason": SCRIPT}),
-    "yank: lines": post(YANK, "acme", 400, "plain text", json={"reason": "a\nb"}),
-    "yank: very long": post(YANK, "acme", 400, "at most 500", json={"reason": "a" * 501}),
-    "yank: JSON that nests too deep": post(YANK, "acme", 400, "cannot be decoded", data=b"[" * 300_000),
-    "yank: body too large": post(YANK, "acme", 413, "too large", data=b"a" * (5 << 20)),
+    "yank: by another owner": post(YANK_PATH, "zeta", 403, "may not upload to acme/my-sums", json={"reason": "mine"}),
+    "yank: without a token": post(YANK_PATH, None, 401, "a token is required", json={"reason": "mine"}),
+    "yank: script": post(YANK_PATH, "acme", 400, "plain text", json={"reason": SCRIPT}),
+    "yank: lines": post(YANK_PATH, "acme", 400, "plain text", json={"reason": "a\nb"}),
+    "yank: very long": post(YANK_PATH, "acme", 400, "at most 500", json={"reason": "a" * 501}),
+    "yank: JSON that nests too deep": post(YANK_PATH, "acme", 400, "cannot be decoded", data=b"[" * 300_000),
+    "yank: body too large": post(YANK_PATH, "acme", 413, "too large", data=b"a" * (5 << 20)),
     "runs: script": post(RUNS, "acme", 400, "model's name", json={"model": SCRIPT, "summary": {}}),
     "runs: no object": post(RUNS, "acme", 400, "malformed", json=[1]),
     "runs: no summary": post(RUNS, "acme", 400, "malformed", json={"model": "m"}),
@@ -646,19 +646,19 @@ REQUESTS: dict[str, Row] = {
 
 
 @pytest.mark.parametrize("case", REQUESTS)
-def test_a_hostile_request_is_refused(room: Room, case: str):
+def test_a_hostile_request_is_refused(target: HubUnderAttack, case: str):
     method, path, token, options, status, words = REQUESTS[case]
     options = dict(options)
     if options.pop("upload", False):
-        body = room.hub.run(encode_form(room.parts))
+        body = target.hub.run(encode_form(target.parts))
         options["headers"] = {"Content-Type": body[0], **options.pop("headers", {})}
         options["data"] = stream_without_length(body[1]) if options.pop("chunked", False) else body[1]
-    url = URL(room.hub.asking.url + path.replace("\u0443", "%D1%83").replace("\uff4d", "%EF%BD%8D"), encoded=True)
-    response = room.hub.run(room.hub.asking.ask(method, url, token, **options))
+    url = URL(target.hub.client.url + path.replace("\u0443", "%D1%83").replace("\uff4d", "%EF%BD%8D"), encoded=True)
+    response = target.hub.run(target.hub.client.request(method, url, token, **options))
     assert (response.status, response.headers["Content-Type"]) == (status, "application/json"), response.text
     assert response.headers["X-Content-Type-Options"] == "nosniff"
     assert re.search(words, response.error), response.error
-    check_nothing_written(room)
+    check_nothing_written(target)
 
 
 async def encode_form(parts: Parts) -> tuple[str, bytes]:
@@ -673,9 +673,9 @@ async def stream_without_length(body: bytes) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("forged", ["another's key", "does not match", "of another key's name"])
-def test_a_forged_signature_is_refused(room: Room, forged: str):
-    own_key, other_key = load_key(room.keys / "own.key"), load_key(room.keys / "other.key")
-    content = room.parts["manifest"]
+def test_a_forged_signature_is_refused(target: HubUnderAttack, forged: str):
+    own_key, other_key = load_key(target.keys / "own.key"), load_key(target.keys / "other.key")
+    content = target.parts["manifest"]
     signature = {
         "another's key": sign(content, other_key),
         "does not match": sign(content + b" ", own_key),
@@ -683,17 +683,18 @@ def test_a_forged_signature_is_refused(room: Room, forged: str):
             {**msgspec.json.decode(sign(content, other_key)), "key": msgspec.json.decode(sign(content, own_key))["key"]}
         ),
     }[forged]
-    response = room.hub.run(
-        room.hub.asking.upload("signed/bad-sums/1.0", {**room.parts, "signature": signature}, "signed")
+    response = target.hub.run(
+        target.hub.client.upload("signed/bad-sums/1.0", {**target.parts, "signature": signature}, "signed")
     )
     assert (response.status, "sign" in response.error) == (422, True), response.text
-    check_nothing_written(room)
+    check_nothing_written(target)
 
 
 # Bytes
 
 HEAD = (
-    f"PUT {NEW} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer TOKEN\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    f"PUT {NEW_VERSION_PATH} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer TOKEN\r\n"
+    "Content-Type: multipart/form-data; boundary=b\r\n"
 )
 SMUGGLED = (
     f"PUT {VISIBLE} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer ADMIN\r\nContent-Length: 23\r\n\r\n"
@@ -755,12 +756,12 @@ BYTES: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("case", some_quick(BYTES, 6))
-def test_hostile_bytes_are_refused(room: Room, case: str):
+def test_hostile_bytes_are_refused(target: HubUnderAttack, case: str):
     content, expected = BYTES[case]
-    tokens = room.hub.asking.tokens
+    tokens = target.hub.client.tokens
     raw = content.replace("TOKEN", tokens["acme"]).replace("ADMIN", tokens["acme-admin"]).encode("latin-1")
     payload, wait_mark, drip_mark = (raw.removesuffix(b"WAIT").removesuffix(b"DRIP"), b"WAIT", b"DRIP")
-    url = URL(room.hub.asking.url)
+    url = URL(target.hub.client.url)
     with socket.create_connection((url.host, url.port), timeout=10) as connection:
         connection.sendall(payload)
         if raw.endswith(drip_mark):
@@ -782,16 +783,16 @@ def test_hostile_bytes_are_refused(room: Room, case: str):
         assert statuses in ([], [b"400"]), responses
     else:
         assert re.fullmatch(expected, statuses[0].decode()), responses
-    check_nothing_written(room)
+    check_nothing_written(target)
 
 
-def test_the_hub_still_responds_after_the_attacks(room: Room):
+def test_the_hub_still_responds_after_the_attacks(target: HubUnderAttack):
     """The refused requests have not damaged the hub. Runs after the tables above."""
-    assert room.hub.run(room.hub.asking.get("/index.json"))["environments"][0]["name"] == "my-sums"
+    assert target.hub.run(target.hub.client.get("/index.json"))["environments"][0]["name"] == "my-sums"
     assert len(PACKAGES) + len(REQUESTS) + len(BYTES) > 150
 
 
 @pytest.mark.broad
-def test_a_valid_upload_succeeds_after_the_refused_ones(room: Room):
+def test_a_valid_upload_succeeds_after_the_refused_ones(target: HubUnderAttack):
     """The positive control of the first table, and therefore the last test: the same upload without an attack succeeds."""
-    assert room.hub.run(room.hub.asking.upload(f"acme/{NAME}/1.0", room.parts)).status == 201
+    assert target.hub.run(target.hub.client.upload(f"acme/{NAME}/1.0", target.parts)).status == 201

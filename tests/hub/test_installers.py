@@ -13,7 +13,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from hubs import InThread, add
+from hubs import HubThread, add
 
 from rove.hub.server.export import export
 from rove.hub.server.store import Store
@@ -36,12 +36,12 @@ def hub_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
     store.set_private("acme", "secret", True, Access("acme", ("admin",)))
     add(store, name="secret")
     store.close()
-    hub = InThread(folder / "hub", fallback="https://pypi.invalid/simple")
-    handler = functools.partial(Quiet, directory=str(folder / "site"))
+    hub = HubThread(folder / "hub", fallback="https://pypi.invalid/simple")
+    handler = functools.partial(QuietHandler, directory=str(folder / "site"))
     web_server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=web_server.serve_forever, daemon=True).start()
-    url = hub.asking.url
-    credentials = f"__token__:{hub.asking.tokens['acme']}"
+    url = hub.client.url
+    credentials = f"__token__:{hub.client.tokens['acme']}"
     try:
         yield {
             "served": f"{url}/acme/simple/",
@@ -55,7 +55,7 @@ def hub_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
         hub.close()
 
 
-class Quiet(SimpleHTTPRequestHandler):
+class QuietHandler(SimpleHTTPRequestHandler):
     """A file server that logs nothing."""
 
     def log_message(self, format: str, *args: object) -> None:

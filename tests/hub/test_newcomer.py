@@ -49,7 +49,7 @@ def child_cpu_seconds() -> float:
 
 
 @pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fresh_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the interpreter of a virtual environment that contains only rove's wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("fresh")
     clean_env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -63,7 +63,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Any]:
+def start_hub(tmp_path: Path) -> Iterator[Any]:
     """Yield a function that starts `rove hub serve` in a process and returns its URL; stop the processes afterwards."""
     started: list[subprocess.Popen[str]] = []
 
@@ -86,7 +86,7 @@ def served(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_an_environment_is_created_published_installed_and_evaluated_elsewhere(
-    tmp_path: Path, fresh: Path, served: Any
+    tmp_path: Path, fresh_python: Path, start_hub: Any
 ) -> None:
     steps: list[tuple[str, float]] = []
 
@@ -107,7 +107,7 @@ def test_an_environment_is_created_published_installed_and_evaluated_elsewhere(
     ada.rove("build", "environments/times_table")
     step("build")
     token = next(line for line in ada.rove("hub", "token", "ada").splitlines() if line.startswith("rove_"))
-    url = served(ada)
+    url = start_hub(ada)
     step("serve")
     assert "you are 'ada'" in ada.rove("hub", "login", url, "--token", token)
     push_result = json.loads(
@@ -116,7 +116,7 @@ def test_an_environment_is_created_published_installed_and_evaluated_elsewhere(
     assert push_result == {"environment": "ada/times-table", "version": "0.1.0", "new": True, "hub": url}
     step("push")
 
-    bob = Machine(tmp_path / "bob", fresh)
+    bob = Machine(tmp_path / "bob", fresh_python)
     bob.rove("hub", "login", url, "--no-token")
     search_result = json.loads(bob.rove("search", "times", "--json"))
     assert [environment["name"] for environment in search_result["environments"]] == ["times-table"]
@@ -142,7 +142,9 @@ def test_an_environment_is_created_published_installed_and_evaluated_elsewhere(
         words = ["install", "--no-deps", "--index-url", index, "--target", str(target), "times-table"]
         subprocess.run([*installer, *words], check=True, capture_output=True, env=bob.env)
         env = {**bob.env, "PYTHONPATH": str(target)}
-        done = subprocess.run([fresh, "-c", check], check=True, capture_output=True, text=True, env=env, cwd=bob.home)
+        done = subprocess.run(
+            [fresh_python, "-c", check], check=True, capture_output=True, text=True, env=env, cwd=bob.home
+        )
         assert done.stdout.strip() == "2"
 
     # pip and uv ignore a yanked version, so it is yanked at the end.

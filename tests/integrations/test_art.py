@@ -37,7 +37,7 @@ class NoTokenizer:
         raise NotImplementedError
 
 
-class Spelled:
+class ByteTokenClient:
     """Replies of a scripted policy, spelled in bytes; every prompt extends the tokens of the turn before it."""
 
     max_concurrent = 4
@@ -64,7 +64,9 @@ class Spelled:
 @pytest.mark.parametrize(("name", "policy"), [("tictactoe", "teacher"), ("lookup", "solver"), ("word_game", "solver")])
 def test_trajectories_have_the_tokens_and_rewards_of_the_rollouts(name: str, policy: str) -> None:
     env = vf.load_environment(name, num_examples=4)
-    records = vf.run_rollouts_sync(env, env.get_dataset(4), Spelled(env.policies[policy]), rollouts_per_example=2)
+    records = vf.run_rollouts_sync(
+        env, env.get_dataset(4), ByteTokenClient(env.policies[policy]), rollouts_per_example=2
+    )
     for record in records:
         assert record.scores is not None
         trajectory = trajectory_from_record(record, "served")
@@ -102,7 +104,7 @@ def test_a_failed_rollout_is_an_exception_of_its_group() -> None:
     env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct]))
 
     async def rollout(row: dict[str, Any]) -> Any:
-        [record] = await vf.run_rollouts(env, [row], Spelled(lambda messages, state, rng: "yes"))
+        [record] = await vf.run_rollouts(env, [row], ByteTokenClient(lambda messages, state, rng: "yes"))
         return trajectory_from_record(record, "served")
 
     async def gather() -> Any:
@@ -120,5 +122,5 @@ def test_the_rewards_of_turns_are_part_of_the_reward() -> None:
             return "go on"
 
     env = Steps(dataset=[{"question": "?"}], rubric=vf.Rubric([lambda completion: 1.0]), max_turns=2)
-    [record] = env.generate_sync(Spelled(lambda messages, state, rng: "yes"))
+    [record] = env.generate_sync(ByteTokenClient(lambda messages, state, rng: "yes"))
     assert trajectory_from_record(record, "served").reward == 1.0 + 2 * 0.25

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from libraries import needs_library
+from libraries import requires_library
 from tiers import each_row, first_quick
-from toys import says
+from toy_envs import scripted_client
 
 import rove as vf
 from rove.integrations.environments.gym import plain, read_action
 
-gymnasium = needs_library("gymnasium", "rove[gym]")
+gymnasium = requires_library("gymnasium", "rove[gym]")
 
 
 class Walk:
@@ -55,8 +55,8 @@ def walk(env_cls: Any = Walk, **options: Any) -> vf.Environment:
     return vf.GymEnv(env_cls, actions=["left", "right"], num_eval_episodes=4, **options)
 
 
-def sample(env: vf.Environment, player: Any, rollouts: int = 1) -> list[vf.RolloutRecord]:
-    return env.generate_sync(says(player), rollouts_per_example=rollouts)
+def sample(env: vf.Environment, policy: Any, rollouts: int = 1) -> list[vf.RolloutRecord]:
+    return env.generate_sync(scripted_client(policy), rollouts_per_example=rollouts)
 
 
 @pytest.mark.parametrize("env_cls", [Walk, OldWalk])
@@ -93,7 +93,7 @@ def test_rollouts_of_a_group_share_a_seed() -> None:
 def test_an_invalid_action_costs_a_turn() -> None:
     responses = iter(["hm", "right", "right", "right"])
     [record] = vf.GymEnv(OldWalk, actions=["left", "right"], num_eval_episodes=1, invalid_penalty=0.3).generate_sync(
-        says(lambda messages, state, rng: next(responses))
+        scripted_client(lambda messages, state, rng: next(responses))
     )
     assert record.scores is not None
     assert record.completion[1]["content"] == "Your answer does not name an action. Answer with one of: left, right."
@@ -122,7 +122,7 @@ def test_an_episode_that_has_not_ended_earns_nothing_if_rewards_can_be_negative(
     env = walk(Costly, reward_range=(-10.0, 0.0), max_episode_steps=5)
     assert {record.reward for record in sample(env, "left")} == {0.5}  # the limit of steps is its end
     for answer, limits in (("I am not sure", {}), ("left", {"max_turns": 2})):
-        records = env.generate_sync(says(answer), limits=limits)
+        records = env.generate_sync(scripted_client(answer), limits=limits)
         assert {record.scores.rewards["episode_return"] for record in records if record.scores} == {0.0}
 
 
@@ -149,7 +149,7 @@ def test_a_custom_action_parser_and_observation_text_are_used() -> None:
 
     responses = iter("!>>>>")
     env = vf.GymEnv(OldWalk, action_parser=parse, obs_to_text=lambda at: "." * at + "x", num_eval_episodes=1)
-    [record] = env.generate_sync(says(lambda messages, state, rng: next(responses)))
+    [record] = env.generate_sync(scripted_client(lambda messages, state, rng: next(responses)))
     assert record.prompt[-1]["content"] == "Play this game.\n\n\n..x"
     assert [message["content"] for message in record.completion[1::2]] == [
         "say < or >",
@@ -183,7 +183,7 @@ def test_a_slow_step_times_out_and_ends_before_close() -> None:
             log.append("closed")
 
     env = vf.GymEnv(Slow, actions=["left", "right"], num_eval_episodes=1)
-    [record] = env.generate_sync(says("right"), limits={"timeout_seconds": 0.1})
+    [record] = env.generate_sync(scripted_client("right"), limits={"timeout_seconds": 0.1})
     assert record.stop_condition == "timeout_reached"
     assert log == ["stepped", "closed"]
 
@@ -227,7 +227,7 @@ def test_invalid_arguments_are_refused(arguments: dict, message: str) -> None:
 
 
 def test_actions_without_names_or_numbers_are_an_error() -> None:
-    [record] = vf.GymEnv(Walk, num_eval_episodes=1).generate_sync(says("1"))
+    [record] = vf.GymEnv(Walk, num_eval_episodes=1).generate_sync(scripted_client("1"))
     assert record.error is not None and "pass actions= (their names)" in record.error.message
 
 
@@ -271,7 +271,9 @@ def test_text_games_run_with_a_random_policy(name: str, message: str) -> None:
 @gymnasium
 @pytest.mark.parametrize("name", ["CliffWalking-v1", "Taxi-v4", "Blackjack-v1"])
 def test_text_games_pay_nothing_for_answers_without_an_action(name: str) -> None:
-    records = vf.GymEnv(name, num_eval_episodes=2).generate_sync(says("I am not sure"), limits={"max_turns": 20})
+    records = vf.GymEnv(name, num_eval_episodes=2).generate_sync(
+        scripted_client("I am not sure"), limits={"max_turns": 20}
+    )
     assert [record.scores.rewards["episode_return"] for record in records if record.scores] == [0.0, 0.0]
 
 

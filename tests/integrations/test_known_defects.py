@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import rove
-from rove.integrations import known_defects as module
+from rove.integrations import known_defects as defects_module
 from rove.integrations.known_defects import KnownDefect, known_defects, warn_of_known_defects, warn_of_seed_overlap
 
 
 @pytest.fixture(autouse=True)
-def not_yet_warned() -> Iterator[None]:
+def reset_warnings() -> Iterator[None]:
     warn_of_known_defects.cache_clear()
     warn_of_seed_overlap.cache_clear()
     yield
@@ -67,8 +67,8 @@ def test_a_version_with_the_fix_causes_no_warning(
     defect = KnownDefect(
         library="reasoning-gym", task="syllogism", version="0.1.25", source="x", text="y", fixed_in="0.1.26"
     )
-    monkeypatch.setattr(module, "known_defects", lambda: [defect])
-    monkeypatch.setattr(module, "installed_version", lambda library: installed)
+    monkeypatch.setattr(defects_module, "known_defects", lambda: [defect])
+    monkeypatch.setattr(defects_module, "installed_version", lambda library: installed)
     assert len(warnings_for("reasoning-gym", "syllogism")) == count
 
 

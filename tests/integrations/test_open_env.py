@@ -20,8 +20,8 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from libraries import needs_library
-from toys import Quiz, Talk, says
+from libraries import requires_library
+from toy_envs import Quiz, Talk, scripted_client
 
 import rove as vf
 from rove.core.errors import WorkerError
@@ -32,14 +32,14 @@ from rove.server.proxy import Access
 from tests.envs.test_agent import open_sdk, send
 from tests.envs.test_tool import call, calls
 
-openenv = needs_library("openenv", "openenv")
+openenv = requires_library("openenv", "openenv")
 
 
 class Guessing:
     """A server with OpenEnv's protocol: guess a number; the right guess has reward 1 and ends the episode."""
 
-    def __init__(self, room: int = 1000, schema: dict[str, Any] | None = None):
-        self.room, self.schema = room, schema
+    def __init__(self, capacity: int = 1000, schema: dict[str, Any] | None = None):
+        self.capacity, self.schema = capacity, schema
         self.live = self.peak = 0
         self.resets: list[dict[str, Any]] = []
         self.secrets: dict[Any, str] = {}
@@ -55,7 +55,7 @@ class Guessing:
     async def session(self, request: web.Request) -> web.WebSocketResponse:
         ws = web.WebSocketResponse()
         await ws.prepare(request)
-        if self.live >= self.room:
+        if self.live >= self.capacity:
             await ws.send_json({"type": "error", "data": {"message": "full", "code": "CAPACITY_REACHED"}})
             await ws.close()
             return ws
@@ -106,15 +106,15 @@ async def serving(app: web.Application) -> AsyncIterator[str]:
         yield base_url_of(runner).removesuffix("/v1")
 
 
-def sample(app: web.Application, player: Any, rollouts: int = 1, **options: Any) -> list[vf.RolloutRecord]:
-    async def go() -> list[vf.RolloutRecord]:
+def sample(app: web.Application, policy: Any, rollouts: int = 1, **options: Any) -> list[vf.RolloutRecord]:
+    async def main() -> list[vf.RolloutRecord]:
         async with serving(app) as url:
             env = OpenEnvEnv(url, **{"num_eval_examples": 4, "max_turns": 12, **options})
             return await env.generate(
-                player if isinstance(player, vf.Client) else says(player), rollouts_per_example=rollouts
+                policy if isinstance(policy, vf.Client) else scripted_client(policy), rollouts_per_example=rollouts
             )
 
-    return asyncio.run(go())
+    return asyncio.run(main())
 
 
 def count_up(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
@@ -151,13 +151,13 @@ def test_128_concurrent_sessions_are_served() -> None:
 
 
 def test_sessions_wait_for_a_server_without_capacity() -> None:
-    server = Guessing(room=2)
+    server = Guessing(capacity=2)
     records = sample(server.app(), count_up, num_eval_examples=10)
     assert server.peak == 2 and [record.reward for record in records] == [1.0] * 10
 
 
 def test_a_server_that_never_has_capacity_is_an_infra_error() -> None:
-    [record] = sample(Guessing(room=0).app(), count_up, num_eval_examples=1, capacity_seconds=0.2)
+    [record] = sample(Guessing(capacity=0).app(), count_up, num_eval_examples=1, capacity_seconds=0.2)
     assert record.error is not None
     assert record.error.type == "InfraError" and "no capacity for another session within 0.2 s" in record.error.message
 
@@ -183,11 +183,11 @@ def test_an_action_can_be_a_tool_call() -> None:
         ["four", calls(call("gues", {"guess": 1})), calls(call("act", "{")), calls(call("act", {"guess": "four"}))]
     )
 
-    def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
+    def policy(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         all_guesses = [call("act", {"guess": number}, id=f"c{number}") for number in range(10)]
         return next(responses, None) or calls(*all_guesses)
 
-    [record] = sample(Guessing(schema=schema).app(), player, num_eval_examples=1, as_tool=True)
+    [record] = sample(Guessing(schema=schema).app(), policy, num_eval_examples=1, as_tool=True)
     assert record.tools is not None and record.scores is not None
     [tool] = [definition["function"] for definition in record.tools]
     assert (tool["name"], tool["description"]) == ("act", "A guess.")
@@ -237,20 +237,20 @@ NOT_OPEN_ENV = ("[]", '{"data": [1]}', '{"data": {"observation": "x"}}', '{"data
 
 @pytest.mark.parametrize("message", NOT_OPEN_ENV, ids=range(len(NOT_OPEN_ENV)))
 def test_a_server_with_other_messages_fails_the_rollout(message: str) -> None:
-    class Other(Guessing):
+    class OtherMessages(Guessing):
         async def answer(self, ws: web.WebSocketResponse, kind: str, data: dict[str, Any]) -> None:
             await ws.send_str(message)
 
-    [record] = sample(Other().app(), "1", num_eval_examples=1)
+    [record] = sample(OtherMessages().app(), "1", num_eval_examples=1)
     assert record.error is not None and record.error.type == "InfraError"
 
 
 def test_a_refusal_without_a_message_is_quoted() -> None:
-    class Other(Guessing):
+    class OtherMessages(Guessing):
         async def answer(self, ws: web.WebSocketResponse, kind: str, data: dict[str, Any]) -> None:
             await ws.send_str('{"type": "error", "data": {"code": "FULL"}}')
 
-    [record] = sample(Other().app(), "1", num_eval_examples=1)
+    [record] = sample(OtherMessages().app(), "1", num_eval_examples=1)
     assert record.error is not None and "refused 'reset' without a message: {" in record.error.message
 
 
@@ -270,7 +270,7 @@ def test_a_message_of_another_form_is_refused(text: str) -> None:
 def test_a_missing_server_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    [record] = OpenEnvEnv(f"http://127.0.0.1:{port}/", num_eval_examples=1).generate_sync(says("1"))
+    [record] = OpenEnvEnv(f"http://127.0.0.1:{port}/", num_eval_examples=1).generate_sync(scripted_client("1"))
     assert record.error is not None
     assert record.error.type == "InfraError" and f"http://127.0.0.1:{port}" in record.error.message
     [record] = sample(web.Application(), "1", num_eval_examples=1)
@@ -296,7 +296,7 @@ def test_a_served_game_matches_the_local_environment() -> None:
     """The texts and the final reward are the same through the server and without it."""
     env = vf.load_environment("tictactoe", num_examples=8)
 
-    async def go(connect: Callable[[], Session]) -> list[Any]:
+    async def use_server(connect: Callable[[], Session]) -> list[Any]:
         session, results = connect(), []
         results.append(await session.reset(9, 9, split="eval", index=3, seed=5))
         for square in (0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0):
@@ -309,12 +309,12 @@ def test_a_served_game_matches_the_local_environment() -> None:
         await session.close()
         return results
 
-    *results, state = asyncio.run(with_sessions(env, go))
+    *results, state = asyncio.run(with_sessions(env, use_server))
     moves = iter(range(9))
     [*_, record] = [
         record
         for record in env.generate_sync(
-            says(lambda m, s, r: f"<move>{next(moves)}</move>" if s["example_id"] == 3 else ""), seed=5
+            scripted_client(lambda m, s, r: f"<move>{next(moves)}</move>" if s["example_id"] == 3 else ""), seed=5
         )
         if record.example_id == 3
     ]
@@ -327,7 +327,7 @@ def test_a_served_game_matches_the_local_environment() -> None:
 
 
 def test_invalid_messages_are_refused_with_a_code() -> None:
-    async def go(connect: Callable[[], Session]) -> list[tuple[str, str]]:
+    async def use_server(connect: Callable[[], Session]) -> list[tuple[str, str]]:
         session, refused = connect(), []
         with pytest.raises(RefusedError, match="index is 99; expected 0 to 2"):
             await session.reset(9, 9, index=99)
@@ -346,7 +346,7 @@ def test_invalid_messages_are_refused_with_a_code() -> None:
         return refused
 
     expected = [("step", "EXECUTION_ERROR"), ("dance", "UNKNOWN_TYPE"), ("reset", "VALIDATION_ERROR")]
-    assert asyncio.run(with_sessions(Quiz(), go)) == [
+    assert asyncio.run(with_sessions(Quiz(), use_server)) == [
         *expected,
         ("step", "VALIDATION_ERROR"),
         ("step", "VALIDATION_ERROR"),
@@ -357,7 +357,7 @@ def test_invalid_messages_are_refused_with_a_code() -> None:
 def test_sessions_are_limited_and_released() -> None:
     env = Talk(turns=3)
 
-    async def go(connect: Callable[[], Session]) -> None:
+    async def use_server(connect: Callable[[], Session]) -> None:
         first, second = connect(), connect()
         await first.reset(9, 9)
         with pytest.raises(vf.InfraError, match="no capacity"):
@@ -368,7 +368,7 @@ def test_sessions_are_limited_and_released() -> None:
         await second.step({"message": "a"}, 9)
         await second.close()
 
-    asyncio.run(with_sessions(env, go, max_sessions=1))
+    asyncio.run(with_sessions(env, use_server, max_sessions=1))
 
 
 def test_a_failed_rollout_has_an_error_and_no_reward() -> None:
@@ -376,12 +376,12 @@ def test_a_failed_rollout_has_an_error_and_no_reward() -> None:
         async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
             raise RuntimeError("no more words")
 
-    async def go(connect: Callable[[], Session]) -> dict[str, Any]:
+    async def use_server(connect: Callable[[], Session]) -> dict[str, Any]:
         session = connect()
         await session.reset(9, 9)
         return await session.step({"message": "a"}, 9)
 
-    result = asyncio.run(with_sessions(Broken(), go))
+    result = asyncio.run(with_sessions(Broken(), use_server))
     assert (result["done"], result["reward"]) == (True, None)
     assert result["metadata"]["error"] == {"phase": "env_response", "type": "RuntimeError", "message": "no more words"}
 
@@ -392,7 +392,7 @@ def test_a_session_survives_a_slow_step_of_a_client_that_sends_pings() -> None:
             await asyncio.sleep(0.6)
             return "go on"
 
-    async def go() -> str:
+    async def use_server() -> str:
         async with (
             serving(OpenEnvServer(Slow(), "slow").app()) as url,
             aiohttp.ClientSession() as http,
@@ -404,11 +404,11 @@ def test_a_session_survives_a_slow_step_of_a_client_that_sends_pings() -> None:
                 reply = await socket.receive_json(timeout=9)
             return reply["data"]["observation"]["text"]
 
-    assert asyncio.run(go()) == "go on"
+    assert asyncio.run(use_server()) == "go on"
 
 
 def test_a_step_after_a_refused_reset_is_refused() -> None:
-    async def go(connect: Callable[[], Session]) -> dict[str, Any]:
+    async def use_server(connect: Callable[[], Session]) -> dict[str, Any]:
         session = connect()
         await session.reset(9, 9)
         with pytest.raises(RefusedError, match="index is 99"):
@@ -417,7 +417,7 @@ def test_a_step_after_a_refused_reset_is_refused() -> None:
             await session.step({"message": "a"}, 9)
         return await session.reset(9, 9)
 
-    assert asyncio.run(with_sessions(Talk(), go))["done"] is False
+    assert asyncio.run(with_sessions(Talk(), use_server))["done"] is False
 
 
 async def texts_of_episode(env: vf.Environment, replies: int) -> list[str]:
@@ -444,14 +444,14 @@ async def test_observations_of_another_conversation_are_complete() -> None:
             await send(sdk, [{"role": "user", "content": "first"}])
             return await send(sdk, [{"role": "user", "content": "second"}])
 
-    class Forgetful(vf.MultiTurnEnv):
+    class MessageEditingEnv(vf.MultiTurnEnv):
         async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
             messages[0]["content"] = "changed"
             return "go on"
 
     data = [{"question": "q"}]
     assert await texts_of_episode(vf.AgentEnv(two_conversations, dataset=data), 1) == ["first", "second"]
-    assert await texts_of_episode(Forgetful(dataset=data, max_turns=3), 1) == ["q", "changed\n\ngo on"]
+    assert await texts_of_episode(MessageEditingEnv(dataset=data, max_turns=3), 1) == ["q", "changed\n\ngo on"]
 
 
 def test_rows_beyond_the_first_1000_are_served_if_their_number_is_known() -> None:
@@ -461,13 +461,13 @@ def test_rows_beyond_the_first_1000_are_served_if_their_number_is_known() -> Non
 
 
 def test_episodes_without_seed_and_index_differ() -> None:
-    async def go(connect: Callable[[], Session]) -> list[str]:
+    async def use_server(connect: Callable[[], Session]) -> list[str]:
         session = connect()
         unnamed = [await session.reset(9, 9) for _ in range(5)]
         named = [await session.reset(9, 9, seed=3) for _ in range(2)]
         return [result["observation"]["text"] for result in (*unnamed, *named)]
 
-    *unnamed, first, second = asyncio.run(with_sessions(Quiz(count=500), go))
+    *unnamed, first, second = asyncio.run(with_sessions(Quiz(count=500), use_server))
     assert len(set(unnamed)) > 1 and first == second
 
 
@@ -486,7 +486,7 @@ async def call_rest(server: OpenEnvServer, use: Callable[[Callable[..., Awaitabl
 def test_episodes_over_rest_match_those_over_a_websocket() -> None:
     env = vf.load_environment("tictactoe", num_examples=8)
 
-    async def over_rest(ask: Any) -> list[Any]:
+    async def episode_over_rest(ask: Any) -> list[Any]:
         first_state = await ask("state")
         results = [(await ask("reset", {"split": "eval", "index": 3, "seed": 5, "episode_id": "one"}))[1]]
         _, reset_reply = await ask("reset", {"split": "eval", "index": 3, "seed": 5})
@@ -505,7 +505,7 @@ def test_episodes_over_rest_match_those_over_a_websocket() -> None:
         assert {result["metadata"]["episode_id"] for result in results} == {"one"}
         return results
 
-    async def over_socket(connect: Callable[[], Session]) -> list[Any]:
+    async def episode_over_socket(connect: Callable[[], Session]) -> list[Any]:
         session = connect()
         results = [await session.reset(9, 9, split="eval", index=3, seed=5)]
         while not results[-1]["done"]:
@@ -513,8 +513,8 @@ def test_episodes_over_rest_match_those_over_a_websocket() -> None:
         await session.close()
         return results
 
-    rest_results = asyncio.run(call_rest(OpenEnvServer(env, "ours"), over_rest))
-    socket_results = asyncio.run(with_sessions(env, over_socket))
+    rest_results = asyncio.run(call_rest(OpenEnvServer(env, "ours"), episode_over_rest))
+    socket_results = asyncio.run(with_sessions(env, episode_over_socket))
     for rest_result, socket_result in zip(rest_results, socket_results, strict=True):
         assert rest_result["observation"] == socket_result["observation"]
         assert (rest_result["reward"], rest_result["done"]) == (socket_result["reward"], socket_result["done"])
@@ -524,7 +524,7 @@ def test_episodes_over_rest_match_those_over_a_websocket() -> None:
 def test_invalid_rest_requests_are_refused_with_a_status() -> None:
     server = OpenEnvServer(Talk(turns=3), "talk", max_sessions=1)
 
-    async def go(ask: Any) -> None:
+    async def use_server(ask: Any) -> None:
         assert (await ask("step", {"action": {"message": "a"}}))[0] == 404
         assert (await ask("reset", data=b"{", headers={"Content-Type": "application/json"}))[0] == 422
         assert (await ask("reset", [1]))[0] == 422
@@ -541,12 +541,12 @@ def test_invalid_rest_requests_are_refused_with_a_status() -> None:
         assert (await ask("state?episode_id=new"))[1]["episode_id"] == "new"
         assert (await ask("state?episode_id=old"))[0] == 404
 
-    asyncio.run(call_rest(server, go))
+    asyncio.run(call_rest(server, use_server))
     assert server.limit.active == 0
 
 
 def test_tasks_are_listed_without_their_answers() -> None:
-    async def go() -> list[Any]:
+    async def use_server() -> list[Any]:
         async with serving(OpenEnvServer(Quiz(count=5), "quiz").app()) as url, aiohttp.ClientSession() as http:
 
             async def post(path: str, **body: Any) -> Any:
@@ -561,7 +561,7 @@ def test_tasks_are_listed_without_their_answers() -> None:
             refused.append(await post("quiz/tasks", split="middle"))
             return [splits, await post("quiz/num_tasks", split="train"), single, task_range, refused]
 
-    splits, count, single, task_range, refused = asyncio.run(go())
+    splits, count, single, task_range, refused = asyncio.run(use_server())
     assert splits == [{"name": "train", "type": "train"}, {"name": "eval", "type": "validation"}]
     assert count == {"num_tasks": 5} and [task["index"] for task in task_range["tasks"]] == [1, 2]
     assert single == {"task": {"index": 2, "prompt": [{"role": "user", "content": "q2"}]}}

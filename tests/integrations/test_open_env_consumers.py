@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestServer
 from shipped_environments import ENVIRONMENTS
-from verifiers_v1_runs import TaughtModel, repeatable, run_in_verifiers
+from verifiers_v1_runs import ReplayModel, reproducible_metrics, run_in_verifiers
 
 import rove as vf
 from rove.core.messages import as_messages
@@ -69,7 +69,7 @@ def served(name: str, arguments: Mapping[str, Any], folder: Path | None = None) 
             process.terminate()
 
 
-class ObservingModel(TaughtModel):
+class ObservingModel(ReplayModel):
     """A model that reads observations as JSON, as verifiers shows them, and writes actions as JSON."""
 
     def answer(self, messages: vf.Messages, state: vf.State, rng: Any) -> Any:
@@ -98,7 +98,7 @@ def action_of(message: Any) -> dict[str, Any]:
 class Reference:
     """An environment, its rollouts in `rove eval`, and the server of the same environment."""
 
-    def __init__(self, name: str, records: Sequence[vf.RolloutRecord], model: TaughtModel, url: str):
+    def __init__(self, name: str, records: Sequence[vf.RolloutRecord], model: ReplayModel, url: str):
         self.name = name
         self.records = records
         self.model = model
@@ -124,13 +124,13 @@ def references() -> Iterator[dict[str, Reference]]:
 
 
 async def _records(
-    model: TaughtModel, name: str, policies: list[str], arguments: dict[str, Any]
+    model: ReplayModel, name: str, policies: list[str], arguments: dict[str, Any]
 ) -> list[vf.RolloutRecord]:
     env = vf.load_environment(name, **arguments)
-    await model.learn(env, policies, ROWS)
+    await model.record_policies(env, policies, ROWS)
 
     def answer(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
-        return TaughtModel.answer(model, messages, state, rng)
+        return ReplayModel.answer(model, messages, state, rng)
 
     return await vf.generate(env, vf.ScriptedClient(answer), num_examples=ROWS)
 
@@ -170,7 +170,7 @@ def test_episodes_of_openenvs_client_equal_those_of_rove_eval(
         assert record.scores is not None and episode["done"]
         assert episode["reward"] == record.reward
         assert episode["metadata"]["rewards"] == record.scores.rewards
-        assert repeatable(episode["metadata"]["metrics"]) == repeatable(record.scores.metrics)
+        assert reproducible_metrics(episode["metadata"]["metrics"]) == reproducible_metrics(record.scores.metrics)
         assert episode["metadata"]["stop_condition"] == record.stop_condition
         assert episode["steps"] == len(record.steps)
         observed = [message for observation in episode["observations"] for message in observation["messages"]]
@@ -192,7 +192,7 @@ def test_rewards_in_the_openenv_taskset_of_verifiers_equal_those_of_rove_eval(
         runs.append(taskset_run(config, VERIFIERS_ROWS))
 
     async def run() -> list[dict[str, list[dict[str, Any]]]]:
-        async with model.serving() as url:
+        async with model.serve() as url:
             return await run_in_verifiers(VERIFIERS, url, runs, tmp_path, {})
 
     for reference, traces in zip(references.values(), asyncio.run(run()), strict=True):

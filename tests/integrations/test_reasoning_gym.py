@@ -14,18 +14,18 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from libraries import Lasting, needs_library, shared_host  # noqa: F401  a fixture
-from toys import says
+from libraries import SharedHostMixin, requires_library, shared_host  # noqa: F401  a fixture
+from toy_envs import scripted_client
 
 import rove as vf
 from rove.integrations.environments import reasoning
 from rove.integrations.environments.reasoning import ReasoningGymEnv
 from rove.integrations.known_defects import warn_of_known_defects
 
-pytestmark = needs_library("reasoning_gym", "rove[reasoning-gym]")
+pytestmark = requires_library("reasoning_gym", "rove[reasoning-gym]")
 
 
-class Families(Lasting, ReasoningGymEnv):
+class SharedHostReasoningGym(SharedHostMixin, ReasoningGymEnv):
     """A ReasoningGymEnv whose workers share one fork server."""
 
 
@@ -37,22 +37,22 @@ def sample_answers(env: vf.Environment, *answers: str) -> list[vf.RolloutRecord]
     """Return one rollout of the first example for each answer."""
     count = {"asked": 0}
 
-    def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    def policy(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
         count["asked"] += 1
         return f"<answer>{answers[count['asked'] - 1]}</answer>"
 
     options = {"num_examples": 1, "rollouts_per_example": len(answers), "max_concurrent": 1}
-    records = env.generate_sync(says(player), **options)
+    records = env.generate_sync(scripted_client(policy), **options)
     return sorted(records, key=lambda record: record.rollout_index)
 
 
 def test_a_family_has_disjoint_splits_and_is_scored() -> None:
-    env = Families("leg_counting", num_train_examples=5, num_eval_examples=20)
+    env = SharedHostReasoningGym("leg_counting", num_train_examples=5, num_eval_examples=20)
     train, held_out = env.get_dataset(), env.get_eval_dataset()
     assert (len(train), len(held_out)) == (5, 20)
     assert not {row["question"] for row in train} & {row["question"] for row in held_out}
     assert train[0]["prompt"][0]["role"] == "system" and "<answer>" in train[0]["prompt"][0]["content"]
-    summary = env.evaluate_sync(says(answer_correctly))
+    summary = env.evaluate_sync(scripted_client(answer_correctly))
     assert (summary.scored, summary.reward.mean) == (20, 1.0)
     [wrong, empty] = sample_answers(env, "banana", "")
     assert wrong.reward == empty.reward == 0.0
@@ -61,11 +61,11 @@ def test_a_family_has_disjoint_splits_and_is_scored() -> None:
 
 
 def test_seeds_share_no_tasks_and_a_family_with_known_defects_warns() -> None:
-    first, second = (Families("chain_sum", 40, 2, seed=seed).get_dataset() for seed in (1, 2))
+    first, second = (SharedHostReasoningGym("chain_sum", 40, 2, seed=seed).get_dataset() for seed in (1, 2))
     assert not {row["question"] for row in first} & {row["question"] for row in second}
     warn_of_known_defects.cache_clear()
     with pytest.warns(UserWarning, match="'knights_knaves' has a known defect"):
-        Families("knights_knaves", 2, 2)
+        SharedHostReasoningGym("knights_knaves", 2, 2)
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_the_same_seed_makes_the_same_tasks_in_every_process() -> None:
 
 def test_many_tasks_are_created_in_few_worker_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    env = Families("gcd", num_train_examples=500)
+    env = SharedHostReasoningGym("gcd", num_train_examples=500)
     call = env.workers.call_sync
 
     def count_positions(name: str, timeout: float, **arguments: Any) -> Any:
@@ -103,23 +103,29 @@ def test_many_tasks_are_created_in_few_worker_calls(monkeypatch: pytest.MonkeyPa
 
 def test_a_mixture_follows_its_weights_and_configs() -> None:
     mixture = [{"name": "gcd", "weight": 3, "config": {"min_numbers": 4, "max_numbers": 4}}, "leg_counting"]
-    env = Families(mixture, num_eval_examples=64)
+    env = SharedHostReasoningGym(mixture, num_eval_examples=64)
     rows = env.get_eval_dataset()
     gcds = [row for row in rows if row["info"]["family"] == "gcd"]
     assert 36 <= len(gcds) <= 60 and len(gcds) < 64
     assert all(row["question"].count(",") >= 3 for row in gcds)
-    assert env.evaluate_sync(says(answer_correctly)).reward.mean == 1.0
+    assert env.evaluate_sync(scripted_client(answer_correctly)).reward.mean == 1.0
 
 
 @pytest.mark.slow
 def test_reference_answers_of_tasks_with_tuples_are_correct() -> None:
-    env = Families(["arc_agi", "rearc", "graph_color"], num_eval_examples=12)
-    records = [record for record in env.generate_sync(says(answer_correctly)) if record.info["family"] != "graph_color"]
+    env = SharedHostReasoningGym(["arc_agi", "rearc", "graph_color"], num_eval_examples=12)
+    records = [
+        record
+        for record in env.generate_sync(scripted_client(answer_correctly))
+        if record.info["family"] != "graph_color"
+    ]
     assert records and {record.reward for record in records} == {1.0}
 
 
 def test_partial_credit_can_be_disabled() -> None:
-    partial_env, strict_env = (Families("count_primes", partial_credit=partial) for partial in (True, False))
+    partial_env, strict_env = (
+        SharedHostReasoningGym("count_primes", partial_credit=partial) for partial in (True, False)
+    )
     [row] = partial_env.get_eval_dataset(1)
     [partial_record], [strict_record] = (
         sample_answers(env, f"it is {row['answer']}, or 7") for env in (partial_env, strict_env)
@@ -131,7 +137,7 @@ def test_partial_credit_can_be_disabled() -> None:
 
 
 def test_an_answer_that_the_scorer_cannot_read_is_wrong() -> None:
-    [record] = sample_answers(Families("prime_factorization"), "two times three")
+    [record] = sample_answers(SharedHostReasoningGym("prime_factorization"), "two times three")
     assert record.scores is not None
     assert (record.reward, record.scores.metrics["unreadable"]) == (0.0, 1.0)
 
@@ -142,7 +148,7 @@ def test_code_in_answers_never_runs_in_this_process(tmp_path: Path) -> None:
     marker = tmp_path / "note"
     write = f"__import__('pathlib').Path('{marker}').write_text(str(__import__('os').getpid()))"
     cheat = "setattr(__import__('reasoning_gym').games.n_queens.NQueensDataset, 'score_answer', lambda *a, **k: 1.0)"
-    env = Families("n_queens", score_seconds=3.0)
+    env = SharedHostReasoningGym("n_queens", score_seconds=3.0)
     wrote, cheated, later, slow, exiting, last = sample_answers(
         env, write, cheat, "banana", "9**9**9**9", "__import__('os')._exit(0)", "banana"
     )
@@ -161,16 +167,17 @@ def test_every_family_loads_and_runs_no_answer_in_this_process(tmp_path: Path, m
     monkeypatch.delitem(sys.modules, "reasoning_gym", raising=False)
     marker = tmp_path / "note"
     write = f"__import__('pathlib').Path({str(marker)!r}).open('a').write(str(__import__('os').getpid()) + ' ')"
-    workers = Families("gcd").workers
+    workers = SharedHostReasoningGym("gcd").workers
     workers.start()
     families = workers.setup_result["families"]
     specs = [{"name": "chain_sum", "weight": 1, "config": {}}, {"name": "gcd", "weight": 1, "config": {}}]
     solved, sampled = set(), set()
     for family in families:
         config = {"datasets": specs} if family == "composite" else None
-        env = Families(family, num_eval_examples=1, config=config, score_seconds=20.0)
+        env = SharedHostReasoningGym(family, num_eval_examples=1, config=config, score_seconds=20.0)
         oracle_record, code_record = (
-            env.generate_sync(says(player))[0] for player in (env.policies["oracle"], f"<answer>{write}</answer>")
+            env.generate_sync(scripted_client(player))[0]
+            for player in (env.policies["oracle"], f"<answer>{write}</answer>")
         )
         assert oracle_record.error is None and code_record.error is None, (
             family,
@@ -194,14 +201,14 @@ def test_every_family_loads_and_runs_no_answer_in_this_process(tmp_path: Path, m
 @pytest.mark.slow
 def test_workers_end_with_the_run() -> None:
     env = ReasoningGymEnv("gcd", num_eval_examples=3)
-    env.evaluate_sync(says(answer_correctly))
+    env.evaluate_sync(scripted_client(answer_correctly))
     assert env.workers._server is None
-    assert env.evaluate_sync(says(answer_correctly)).reward.mean == 1.0
+    assert env.evaluate_sync(scripted_client(answer_correctly)).reward.mean == 1.0
 
 
 def test_the_random_state_of_this_process_is_unchanged() -> None:
     random_state_before = random.getstate()
-    Families("word_ladder", num_eval_examples=3).evaluate_sync(says(answer_correctly))
+    SharedHostReasoningGym("word_ladder", num_eval_examples=3).evaluate_sync(scripted_client(answer_correctly))
     assert random.getstate() == random_state_before and "reasoning_gym" not in sys.modules
 
 
@@ -218,7 +225,7 @@ def test_the_random_state_of_this_process_is_unchanged() -> None:
 )
 def test_invalid_arguments_are_refused(arguments: dict, message: str) -> None:
     with pytest.raises(vf.Error, match=message):
-        Families(**arguments).get_eval_dataset()
+        SharedHostReasoningGym(**arguments).get_eval_dataset()
 
 
 def test_tasks_are_unchanged_by_encoding_and_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +246,7 @@ def test_tasks_are_unchanged_by_encoding_and_decoding(monkeypatch: pytest.Monkey
 
 @pytest.mark.broad
 def test_score_answer_scores_a_single_answer() -> None:
-    env = Families("gcd", num_eval_examples=1)
+    env = SharedHostReasoningGym("gcd", num_eval_examples=1)
     [row] = env.get_eval_dataset()
 
     async def score() -> list[float | None]:

@@ -34,7 +34,7 @@ needs_generator = pytest.mark.skipif(importlib.util.find_spec("skyrl") is None, 
 ROWS = 24
 WITHOUT_TOOLS = ("double_check", "reverse_text", "short_sentences", "sums", "tictactoe", "word_game")
 
-ODD = """
+ODD_ENV = """
 import rove as vf
 
 
@@ -167,7 +167,7 @@ def test_the_generator_of_skyrl_runs_the_environments(name: str, monkeypatch: py
 
 def test_failures_and_refusals(tmp_path: Path) -> None:
     file = tmp_path / "odd.py"
-    file.write_text(ODD, encoding="utf-8")
+    file.write_text(ODD_ENV, encoding="utf-8")
     [row] = rows_for_skyrl(str(file))
     env = skyrl_gym.make("rove", extras=row)
     env.init(row["prompt"])

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import in_this_process
-from taskset_player import IDS, of_record, player
-from toys import says
+from commands import in_process_rove
+from taskset_policy import IDS, policy, record_summary
+from toy_envs import scripted_client
 
 import rove as vf
 from rove.core.errors import ConfigError, ModelError
@@ -68,8 +68,8 @@ def warehouse() -> TasksetEnv:
 @pytest.mark.parametrize("name", IDS)
 def test_rollouts_match_those_of_verifiers(name: str, request: pytest.FixtureRequest) -> None:
     env: TasksetEnv = request.getfixturevalue(name.removesuffix("_v1"))
-    records = sorted(env.generate_sync(says(player)), key=lambda record: record.example_id)
-    assert [of_record(record) for record in records] == RECORDED[name]
+    records = sorted(env.generate_sync(scripted_client(policy)), key=lambda record: record.example_id)
+    assert [record_summary(record) for record in records] == RECORDED[name]
 
 
 @library
@@ -85,7 +85,7 @@ def test_rows_contain_the_tasks(reversal: TasksetEnv, warehouse: TasksetEnv) -> 
 
 @library
 def test_turns_and_tools_are_recorded(warehouse: TasksetEnv) -> None:
-    [record] = warehouse.generate_sync(says(player), num_examples=1)
+    [record] = warehouse.generate_sync(scripted_client(policy), num_examples=1)
     assert [name["function"]["name"] for name in record.tools or []] == ["shelf_count", "shelf_take"]
     assert [step.completion[0]["tool_calls"] is not None for step in record.steps[:2]] == [True, True]
     assert record.steps[2].prompt[:-1] == [*record.steps[1].prompt, *record.steps[1].completion]
@@ -94,7 +94,7 @@ def test_turns_and_tools_are_recorded(warehouse: TasksetEnv) -> None:
 
 @library
 def test_a_rollout_that_reaches_a_limit_is_scored(guessing: TasksetEnv) -> None:
-    records = guessing.generate_sync(says(player), limits=vf.Limits(max_turns=2))
+    records = guessing.generate_sync(scripted_client(policy), limits=vf.Limits(max_turns=2))
     assert [(record.reward, record.stop_condition, len(record.steps)) for record in records] == [
         (0.5, "user_closed", 2),
         (0.5, "user_closed", 2),
@@ -110,7 +110,7 @@ def test_a_rollout_that_is_stopped_is_scored(guessing: TasksetEnv, monkeypatch: 
         return True
 
     monkeypatch.setattr(guessing, "check_stops", stop_at_once)
-    records = guessing.generate_sync(says(player))
+    records = guessing.generate_sync(scripted_client(policy))
     assert [(record.reward, record.stop_condition, len(record.steps)) for record in records] == [(0.0, "enough", 1)] * 3
 
 
@@ -143,7 +143,7 @@ def test_errors_fail_only_their_rollout(reversal: TasksetEnv) -> None:
             raise ModelError("no such model")
         return responses.get(word, word[::-1])
 
-    records = reversal.generate_sync(says(answer), max_concurrent=1)
+    records = reversal.generate_sync(scripted_client(answer), max_concurrent=1)
     errors = [record.error for record in sorted(records, key=lambda record: record.example_id)]
     assert [error and (error.phase, error.type) for error in errors] == [
         ("agent", "AgentError"),
@@ -168,7 +168,7 @@ def test_a_simulated_user_has_a_role() -> None:
             return "###DONE###" if len(messages) > 3 else f"Would you turn {word} around?"
         return str(messages[-1]["content"]).split()[3][::-1]
 
-    records = env.generate_sync(says(user_or_model))
+    records = env.generate_sync(scripted_client(user_or_model))
     assert [record.error for record in records] == [None, None]
     for record in records:
         assert (record.reward, len(record.steps), len(record.model_roles["user"])) == (1.0, 1, 2)
@@ -194,7 +194,9 @@ def test_unsupported_settings_are_refused() -> None:
 @library
 @pytest.mark.slow
 def test_an_agent_that_runs_twice_is_an_error() -> None:
-    [record] = load_taskset("reversal_v1", env={"id": "best-of-n", "n": 2}, num_examples=1).generate_sync(says(player))
+    [record] = load_taskset("reversal_v1", env={"id": "best-of-n", "n": 2}, num_examples=1).generate_sync(
+        scripted_client(policy)
+    )
     assert record.error is not None and "ran 2 times" in record.error.message
 
 
@@ -209,7 +211,7 @@ def test_missing_verifiers_is_reported(tmp_path: Path) -> None:
 def test_rove_eval_runs_a_taskset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rove = in_this_process(tmp_path, monkeypatch, capsys)
+    rove = in_process_rove(tmp_path, monkeypatch, capsys)
     page = (TASKSETS.parents[1] / "docs/integrations.md").read_text(encoding="utf-8")
     [package] = re.findall(
         r"^```python file=environments/reversal.py\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL

@@ -7,22 +7,22 @@ import re
 import sys
 
 import pytest
-from libraries import Lasting, needs_library, shared_host  # noqa: F401  a fixture
-from toys import says
+from libraries import SharedHostMixin, requires_library, shared_host  # noqa: F401  a fixture
+from toy_envs import scripted_client
 
 import rove as vf
 from rove.core.state import State
 from rove.integrations.environments.text_arena import TextArenaEnv, random_bracket
 
-library = needs_library("textarena", "rove[textarena]")
+library = requires_library("textarena", "rove[textarena]")
 
 
-class Games(Lasting, TextArenaEnv):
+class SharedHostTextArena(SharedHostMixin, TextArenaEnv):
     """A TextArenaEnv whose workers share one fork server."""
 
 
-def sample(env: vf.Environment, player: object = random_bracket, rollouts: int = 1) -> list[vf.RolloutRecord]:
-    client = player if isinstance(player, vf.Client) else says(player)  # pyright: ignore[reportArgumentType]
+def sample(env: vf.Environment, policy: object = random_bracket, rollouts: int = 1) -> list[vf.RolloutRecord]:
+    client = policy if isinstance(policy, vf.Client) else scripted_client(policy)  # pyright: ignore[reportArgumentType]
     return env.generate_sync(client, rollouts_per_example=rollouts)
 
 
@@ -32,7 +32,7 @@ def last_free_square(messages: vf.Messages, state: vf.State, rng: random.Random)
 
 @library
 def test_the_model_takes_both_positions_of_a_game() -> None:
-    records = sample(Games("TicTacToe-v0", 8), rollouts=2)
+    records = sample(SharedHostTextArena("TicTacToe-v0", 8), rollouts=2)
     assert [record.error for record in records] == [None] * 16
     assert {frozenset(record.model_roles) for record in records} == {frozenset({"player 0"}), frozenset({"player 1"})}
     for record in records:
@@ -45,7 +45,7 @@ def test_the_model_takes_both_positions_of_a_game() -> None:
 
 @library
 def test_rollouts_of_a_group_have_the_same_game() -> None:
-    env = Games("Minesweeper-v0", 3)
+    env = SharedHostTextArena("Minesweeper-v0", 3)
     groups = [sample(env, "[0 0]", rollouts=3) for _ in range(2)]
     assert [record.completion for record in groups[0]] == [record.completion for record in groups[1]]
     by_row = {i: {str(r.completion) for r in groups[0] if r.example_id == i} for i in range(3)}
@@ -62,12 +62,12 @@ def test_the_fork_server_ends_with_the_run() -> None:
 @library
 def test_concurrent_games_are_independent() -> None:
     """TextArena uses the global random generator of its process."""
-    env = Games("Blackjack-v0", 12)
-    concurrent = env.generate_sync(says("[Hit]"), max_concurrent=12)
-    sequential = env.generate_sync(says("[Hit]"), max_concurrent=1)
+    env = SharedHostTextArena("Blackjack-v0", 12)
+    concurrent = env.generate_sync(scripted_client("[Hit]"), max_concurrent=12)
+    sequential = env.generate_sync(scripted_client("[Hit]"), max_concurrent=1)
     assert [r.completion for r in concurrent] == [r.completion for r in sequential]
     state = random.getstate()
-    env.generate_sync(says("[Stand]"))
+    env.generate_sync(scripted_client("[Stand]"))
     assert random.getstate() == state and "textarena" not in sys.modules
 
 
@@ -79,30 +79,30 @@ def test_opponents_see_the_game_from_their_position() -> None:
         prompt_roles.append([message.role for message in messages])
         return last_free_square(messages, state, rng)
 
-    [record] = sample(Games("TicTacToe-v0", 1, opponent=opponent), last_free_square)
+    [record] = sample(SharedHostTextArena("TicTacToe-v0", 1, opponent=opponent), last_free_square)
     [steps] = record.model_roles.values()
     assert len(steps) == len(prompt_roles) >= 2 and prompt_roles[1] == ["user", "assistant", "user"]
-    [record] = sample(Games("TicTacToe-v0", 1, opponent=says("no move at all")))
+    [record] = sample(SharedHostTextArena("TicTacToe-v0", 1, opponent=scripted_client("no move at all")))
     assert (record.reward, record.scores and record.scores.metrics["raw_reward"]) == (1.0, 1.0)
 
 
 @library
 def test_the_second_invalid_move_loses_the_game() -> None:
-    [record] = sample(Games("TicTacToe-v0", 1), "I pass")
+    [record] = sample(SharedHostTextArena("TicTacToe-v0", 1), "I pass")
     assert record.scores is not None and len(record.steps) == 2
     assert (record.reward, record.scores.metrics["invalid_move"]) == (0.0, 1.0)
 
 
 @library
 def test_an_unfinished_game_has_zero_reward() -> None:
-    [record] = sample(Games("TicTacToe-v0", 1, max_turns=1))
+    [record] = sample(SharedHostTextArena("TicTacToe-v0", 1, max_turns=1))
     assert record.scores is not None
     assert (record.reward, record.scores.metrics["finished"], record.stop_condition) == (0.0, 0.0, "max_turns_reached")
 
 
 @library
 def test_feedback_fn_changes_the_text() -> None:
-    [record] = sample(Games("TicTacToe-v0", 1, feedback_fn=str.upper))
+    [record] = sample(SharedHostTextArena("TicTacToe-v0", 1, feedback_fn=str.upper))
     assert "AVAILABLE MOVES" in record.prompt[-1]["content"] and "Available" not in str(record.completion)
 
 
@@ -110,21 +110,21 @@ def test_feedback_fn_changes_the_text() -> None:
 @library
 def test_a_hanging_game_fails_its_rollout() -> None:
     """With one player that never makes a move, this game waits forever for the others."""
-    [record] = sample(Games("PublicGoodsGame-v0", 1, num_players=1, call_seconds=3.0), "[X]")
+    [record] = sample(SharedHostTextArena("PublicGoodsGame-v0", 1, num_players=1, call_seconds=3.0), "[X]")
     assert record.error is not None
     assert record.error.type == "WorkerError" and "did not end within 3 s" in record.error.message
 
 
 @library
 def test_network_access_is_refused() -> None:
-    [record] = sample(Games("Wordle-v0", 1), "[crane]")
+    [record] = sample(SharedHostTextArena("Wordle-v0", 1), "[crane]")
     assert record.error is not None
     assert (record.error.phase, record.error.type) == ("setup_state", "LookupError") and "nltk" in record.error.message
 
 
 @library
 def test_an_unknown_game_is_reported() -> None:
-    [record] = sample(Games("TicTacTo-v0", 1))
+    [record] = sample(SharedHostTextArena("TicTacTo-v0", 1))
     assert record.error is not None
     assert (record.error.type, record.error.phase) == ("ConfigError", "setup_state")
     assert "did you mean 'TicTacToe" in record.error.message
@@ -133,7 +133,7 @@ def test_an_unknown_game_is_reported() -> None:
 @library
 def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(vf.ConfigError, match="num_players is 0"):
-        Games("TicTacToe-v0", num_players=0)
+        SharedHostTextArena("TicTacToe-v0", num_players=0)
 
 
 @pytest.mark.broad

@@ -37,7 +37,7 @@ from rove.integrations.tinker_cookbook import RoveDatasetBuilder, RoveEnv, RoveG
 ROWS = int(os.environ.get("ROVE_COOKBOOK_ROWS", "150"))
 MAX_CONCURRENT = 16
 
-ODD = """
+ODD_ENV = """
 import rove as vf
 
 
@@ -68,7 +68,7 @@ def load_environment(group=False, stop=None, rows=("fine",)):
 """
 
 
-class Scripted(TokenCompleter):
+class ScriptedCompleter(TokenCompleter):
     """A completer that replies with known tokens, or with the same text to every prompt."""
 
     def __init__(self, replies: dict[tuple[int, ...], list[int]] | None = None, default: list[int] | None = None):
@@ -84,17 +84,17 @@ class Scripted(TokenCompleter):
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a tokenizer that spells everything in bytes."""
+    """Return the folder of a tokenizer with one token per byte."""
     folder = tmp_path_factory.mktemp("cookbook") / "tokenizer"
     train_tokenizer(["<tool_call>"]).save_pretrained(folder)
     return str(folder)
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path of an environment that breaks in some rows."""
+def failing_environment(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the path of an environment that fails in some rows."""
     file = tmp_path_factory.mktemp("cookbook") / "odd.py"
-    file.write_text(ODD, encoding="utf-8")
+    file.write_text(ODD_ENV, encoding="utf-8")
     return str(file)
 
 
@@ -112,13 +112,13 @@ def replies_of(record: vf.RolloutRecord, renderer: Any) -> dict[tuple[int, ...],
     return replies
 
 
-def untimed(metrics: dict[str, float]) -> dict[str, float]:
+def without_times(metrics: dict[str, float]) -> dict[str, float]:
     """Return the metrics that are not wall times."""
     return {name: value for name, value in metrics.items() if not name.endswith("_time")}
 
 
 async def compare(name: str, tokenizer: str) -> tuple[list[Any], list[Any]]:
-    """Return what `rove eval` and the cookbook report of each row with the same replies, without wall times."""
+    """Return the results of `rove eval` and of the cookbook for each row with the same replies, without wall times."""
     policies, arguments = ENVIRONMENTS[name]
     source = RoveSource(name, tokenizer, arguments, max_context=1 << 20)
     env, renderer = source.load()
@@ -134,7 +134,7 @@ async def compare(name: str, tokenizer: str) -> tuple[list[Any], list[Any]]:
     async def run(position: int) -> Any:
         [builder] = evaluation.get_batch(position)
         async with running:
-            return await do_group_rollout(builder, Scripted(replies_of(records[position], renderer)))
+            return await do_group_rollout(builder, ScriptedCompleter(replies_of(records[position], renderer)))
 
     async with env.used_in_run():
         groups = await asyncio.gather(*map(run, range(len(records))))
@@ -143,13 +143,13 @@ async def compare(name: str, tokenizer: str) -> tuple[list[Any], list[Any]]:
     for record, group in zip(records, groups, strict=True):
         assert record.scores is not None, record.error
         expected.append(
-            (record.scores.reward, len(record.steps), record.scores.rewards, untimed(record.scores.metrics))
+            (record.scores.reward, len(record.steps), record.scores.rewards, without_times(record.scores.metrics))
         )
         [trajectory] = group.trajectories_G
         metrics = dict(trajectory.transitions[-1].metrics)
         del metrics[f"stop/{trajectory.stop_reason}"]
         rewards = {name.removeprefix("reward/"): metrics.pop(name) for name in list(metrics) if "reward/" in name}
-        reported.append((*group.get_total_rewards(), len(trajectory.transitions), rewards, untimed(metrics)))
+        reported.append((*group.get_total_rewards(), len(trajectory.transitions), rewards, without_times(metrics)))
     return expected, reported
 
 
@@ -179,7 +179,7 @@ def test_data_equal_the_sequences_of_the_records(tokenizer: str) -> None:
         builder.make_envs = keep_envs
         _, renderer = source.load()
         reply = [*renderer.encode("<think>x</think><move>5</move>"), max(renderer.stop_ids)]
-        return await do_group_rollout(builder, Scripted(default=reply)), envs
+        return await do_group_rollout(builder, ScriptedCompleter(default=reply)), envs
 
     group, envs = asyncio.run(run())
     data, metadata = assemble_training_data([group], compute_advantages([group]))
@@ -194,10 +194,10 @@ def test_data_equal_the_sequences_of_the_records(tokenizer: str) -> None:
         assert datum.loss_fn_inputs["logprobs"].data == [-0.5 * sampled for sampled in sequence.mask[1:]]
 
 
-def test_failed_rollouts_have_no_reward(odd: str, tokenizer: str) -> None:
-    source = RoveSource(odd, tokenizer, {"rows": ["fine", "breaks"]})
+def test_failed_rollouts_have_no_reward(failing_environment: str, tokenizer: str) -> None:
+    source = RoveSource(failing_environment, tokenizer, {"rows": ["fine", "breaks"]})
     _, renderer = source.load()
-    completer = Scripted(default=[*renderer.encode("yes"), max(renderer.stop_ids)])
+    completer = ScriptedCompleter(default=[*renderer.encode("yes"), max(renderer.stop_ids)])
 
     async def run() -> None:
         dataset, _ = await RoveDatasetBuilder(source=source, batch_size=2, group_size=2)()
@@ -219,10 +219,10 @@ def test_failed_rollouts_have_no_reward(odd: str, tokenizer: str) -> None:
     asyncio.run(run())
 
 
-def test_rollouts_that_reach_a_limit_of_the_cookbook_are_scored(odd: str, tokenizer: str) -> None:
-    source = RoveSource(odd, tokenizer)
+def test_rollouts_that_reach_a_limit_of_the_cookbook_are_scored(failing_environment: str, tokenizer: str) -> None:
+    source = RoveSource(failing_environment, tokenizer)
     _, renderer = source.load()
-    completer = Scripted(default=[*renderer.encode("yes"), max(renderer.stop_ids)])
+    completer = ScriptedCompleter(default=[*renderer.encode("yes"), max(renderer.stop_ids)])
     row = source.load()[0].get_dataset()[0]
 
     async def run() -> None:
@@ -242,9 +242,9 @@ def test_rollouts_that_reach_a_limit_of_the_cookbook_are_scored(odd: str, tokeni
     asyncio.run(run())
 
 
-def test_a_prompt_without_room_in_the_context_ends_the_rollout(odd: str, tokenizer: str) -> None:
+def test_a_prompt_without_room_in_the_context_ends_the_rollout(failing_environment: str, tokenizer: str) -> None:
     async def first_observation(max_context: int) -> Any:
-        source = RoveSource(odd, tokenizer, max_context=max_context)
+        source = RoveSource(failing_environment, tokenizer, max_context=max_context)
         env = RoveEnv(source, source.load()[0].get_dataset()[0])
         try:
             return await env.initial_observation()
@@ -256,13 +256,15 @@ def test_a_prompt_without_room_in_the_context_ends_the_rollout(odd: str, tokeniz
     assert overflow.metrics["stop/context_overflow"] == 1.0
 
 
-def test_what_the_cookbook_cannot_run_is_refused(odd: str, tokenizer: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has group rewards \(relative\), but tinker-cookbook gets the reward"):
-        RoveSource(odd, tokenizer, {"group": True}).load()
+def test_what_the_cookbook_cannot_run_is_refused(failing_environment: str, tokenizer: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"has group rewards \(relative\), but tinker-cookbook scores every rollout alone"
+    ):
+        RoveSource(failing_environment, tokenizer, {"group": True}).load()
     with pytest.raises(ConfigError, match="sets stop in its sampling_args, which tinker-cookbook does not have"):
-        RoveSource(odd, tokenizer, {"stop": "x"}).load()
+        RoveSource(failing_environment, tokenizer, {"stop": "x"}).load()
     plain = train_tokenizer(["hello"])
     plain.chat_template = None
     plain.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="has no chat template, which rove needs to render messages"):
-        RoveSource(odd, str(tmp_path)).load()
+        RoveSource(failing_environment, str(tmp_path)).load()

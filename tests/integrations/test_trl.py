@@ -19,8 +19,8 @@ import mcp_server
 import msgspec
 import pytest
 import torch
-from fakes import record_of, tiny_model
-from toys import Quiz, right, rows, says
+from fakes import make_rollout, tiny_model
+from toy_envs import Quiz, oracle, rows, scripted_client
 
 import rove as vf
 from rove.core.errors import ConfigError
@@ -54,7 +54,7 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that can spell everything."""
+    """Return a tiny model whose tokenizer encodes any text."""
     folder = tmp_path_factory.mktemp("trl") / "tiny"
     return vf.new_model("tictactoe", folder, games=20, reporter=SilentReporter()).path
 
@@ -81,8 +81,8 @@ def letters(completion: vf.Messages) -> float:
     return sum("a" <= character <= "z" for character in text) / max(1, len(text))
 
 
-class Watched(Rollouts):
-    """Rollouts that keep what TRL was given."""
+class RecordingRollouts(Rollouts):
+    """Rollouts that record the data passed to TRL."""
 
     outputs: list[dict[str, Any]]
 
@@ -98,12 +98,12 @@ class Watched(Rollouts):
 def test_two_steps_of_grpo(name: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     env = vf.load_environment(name)
     env.add_rubric(vf.Rubric([letters]))  # a model with random weights earns the same reward in all rollouts
-    rollouts = Watched(env, num_examples=8, max_tokens=16)
+    rollouts = RecordingRollouts(env, num_examples=8, max_tokens=16)
     trainer = trainer_for(rollouts, model, tmp_path)
-    before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+    old_weights = {key: value.clone() for key, value in trainer.model.state_dict().items()}
     trainer.train()
     assert trainer.state.global_step == 2 and len(rollouts.outputs) == 2
-    assert any(not torch.equal(value, before[key]) for key, value in trainer.model.state_dict().items())
+    assert any(not torch.equal(value, old_weights[key]) for key, value in trainer.model.state_dict().items())
     logs = [entry for entry in trainer.state.log_history if "reward" in entry]
     turns = 0
     for log, output in zip(logs, rollouts.outputs, strict=True):
@@ -150,7 +150,7 @@ def test_failed_rollouts_have_no_reward_and_are_not_trained_on(model: Path, tmp_
         return float(len(state["completion"][-1]["content"]))
 
     env = Quiz(2, rubric=vf.Rubric([fails_now_and_then]))
-    rollouts = Watched(env, max_tokens=8)
+    rollouts = RecordingRollouts(env, max_tokens=8)
     trainer = trainer_for(rollouts, model, tmp_path)
     trainer.train()
     output = rollouts.outputs[0]
@@ -207,19 +207,19 @@ def shorter(completions: list[Any]) -> list[float | None]:
 def test_reward_functions_of_trl_become_a_rubric() -> None:
     data = [{**row, "solution": row["answer"]} for row in rows(2)]
     env = vf.SingleTurnEnv(dataset=data, rubric=rubric_from_trl([accuracy, short], [2.0, 1.0]))
-    record, _ = env.generate_sync(says(right))
+    record, _ = env.generate_sync(scripted_client(oracle))
     assert record.scores is not None
     assert (record.reward, record.scores.rewards, record.scores.weights) == (
         2.5,
         {"accuracy": 1.0, "short": 0.5},
         {"accuracy": 2.0, "short": 1.0},
     )
-    [long, _] = env.generate_sync(says("long"))
+    [long, _] = env.generate_sync(scripted_client("long"))
     assert long.scores is not None and long.scores.rewards == {"accuracy": 0.0, "short": 0.0}
-    [failed, _] = vf.SingleTurnEnv(dataset=data, rubric=rubric_from_trl(short)).generate_sync(says("long"))
+    [failed, _] = vf.SingleTurnEnv(dataset=data, rubric=rubric_from_trl(short)).generate_sync(scripted_client("long"))
     assert failed.reward is None and failed.error is not None and "returned None" in failed.error.message
     rubric = rubric_from_trl([short, shorter])
-    [failed, _] = vf.SingleTurnEnv(dataset=data, rubric=rubric).generate_sync(says("long"))
+    [failed, _] = vf.SingleTurnEnv(dataset=data, rubric=rubric).generate_sync(scripted_client("long"))
     assert failed.reward is None and failed.error is not None and "returned None" in failed.error.message
     assert rubric_from_trl(accuracy).identity != rubric_from_trl(short).identity
     with pytest.raises(ConfigError, match="1 weights for 2 reward functions"):
@@ -318,7 +318,7 @@ def test_processes_that_generate_together_are_refused(settings: dict[str, Any], 
 
 
 def test_records_have_no_nan() -> None:
-    record = record_of([StepTokens([1], [2, 3], [float("nan"), -0.5]), None])
+    record = make_rollout([StepTokens([1], [2, 3], [float("nan"), -0.5]), None])
     _remove_nan(record)
     assert msgspec.json.decode(msgspec.json.encode(record), type=vf.RolloutRecord) == record
     assert record.steps[0].tokens is not None and record.steps[0].tokens.logprobs == [0.0, -0.5]
@@ -338,7 +338,7 @@ def test_tools_are_methods_that_run_a_rollout() -> None:
     assert environment.lookup(who=info["who"]) == "The task has ended."
     assert environment.get_reward() == 1.0
     environment.reset(**row)
-    assert environment.get_reward() == 0.0  # the model has said something else than a call
+    assert environment.get_reward() == 0.0  # the model's reply is no call
     with pytest.raises(ConfigError, match="has no tools, which TRL's environment_factory needs; use Rollouts"):
         ToolEnvironments(Quiz(1))
 
@@ -349,13 +349,13 @@ def lookup(key: str) -> str:
 
 
 def test_prompts_of_setup_state_reach_trl() -> None:
-    class Rooms(vf.ToolEnv):
+    class CellarEnv(vf.ToolEnv):
         leading: Any = ()
 
         async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
             state["prompt"] = [*self.leading, vf.UserMessage(text_of(state["prompt"][-1]) + " You are in a cellar.")]
 
-    env = Rooms(tools=[lookup], dataset=[{"question": "Leave."}], max_turns=3)
+    env = CellarEnv(tools=[lookup], dataset=[{"question": "Leave."}], max_turns=3)
     environment: Any = ToolEnvironments(env)()
     assert environment.reset(rove_row=0) == " You are in a cellar."
     env.leading = [vf.SystemMessage("Be brief.")]
@@ -367,11 +367,11 @@ def test_prompts_of_setup_state_reach_trl() -> None:
 def test_members_of_a_group_have_different_seeds_and_the_same_environment_seed() -> None:
     seeds: list[tuple[int, int]] = []
 
-    class Seeds(vf.ToolEnv):
+    class SeedRecordingEnv(vf.ToolEnv):
         async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
             seeds.append((bookkeeping(state).seed, bookkeeping(state).env_seed))
 
-    environments = ToolEnvironments(Seeds(tools=[lookup], dataset=rows(1)))
+    environments = ToolEnvironments(SeedRecordingEnv(tools=[lookup], dataset=rows(1)))
     for environment in [environments() for _ in range(3)]:
         assert environment.reset(rove_row=0) is None
         environment.get_reward()
@@ -408,7 +408,7 @@ def test_trl_trains_with_an_environment_factory(model: Path, tmp_path: Path) -> 
 
 @pytest.fixture
 def served() -> Iterator[str]:
-    """The URL of `rove serve --openenv reverse_text`."""
+    """Run `rove serve --openenv reverse_text` and yield its URL."""
     command = [sys.executable, "-m", "rove.cli.main", "serve", "--openenv", "reverse_text", "--port", "0"]
     arguments = ["--env-args", '{"num_examples": 4}']
     env = {**os.environ, "PYTHONPATH": str(Path(vf.__file__).parents[1])}

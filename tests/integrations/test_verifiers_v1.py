@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestServer
 from shipped_environments import ENVIRONMENTS
-from toys import says
-from verifiers_v1_runs import TaughtModel, run_in_verifiers, told_by_records, told_by_traces
+from toy_envs import scripted_client
+from verifiers_v1_runs import ReplayModel, records_by_row, run_in_verifiers, traces_by_row
 
 import rove as vf
 from rove.core.errors import ConfigError
@@ -25,54 +25,54 @@ PYTHON = os.environ.get("ROVE_VERIFIERS_V1", "")
 ROWS = int(os.environ.get("ROVE_VERIFIERS_ROWS", "150"))
 
 needs_verifiers = pytest.mark.skipif(not PYTHON, reason="ROVE_VERIFIERS_V1 names no Python with verifiers 0.4 and rove")
-Told = dict[str, dict[int, dict[str, Any]]]
+RowsByRun = dict[str, dict[int, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
-    """What rove and verifiers say of the same rows, by environment and by way of running them."""
+def comparisons(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RowsByRun]:
+    """Return the results of rove and of verifiers for the same rows, by environment and by way of running them."""
     chosen = os.environ.get("ROVE_VERIFIERS_ENVIRONMENTS", " ".join(ENVIRONMENTS)).split()
     return asyncio.run(_compare(chosen, tmp_path_factory.mktemp("verifiers")))
 
 
-async def _compare(names: list[str], folder: Path) -> dict[str, Told]:
-    model = TaughtModel()
-    results: dict[str, Told] = {}
+async def _compare(names: list[str], folder: Path) -> dict[str, RowsByRun]:
+    model = ReplayModel()
+    results: dict[str, RowsByRun] = {}
     runs: list[dict[str, Any]] = []
     envs: dict[str, vf.Environment] = {}
     for name in names:
         policies, arguments = ENVIRONMENTS[name]
         envs[name] = vf.load_environment(name, **arguments)
-        await model.learn(envs[name], policies, ROWS)
+        await model.record_policies(envs[name], policies, ROWS)
         config = {"split": "eval", "args": arguments}
         words = ["-n", str(ROWS), "--env.taskset.split", "eval"]
         for argument, value in arguments.items():
             words += [f"--env.taskset.args.{argument}", str(value)]
         serve = {"serve": True, "taskset_config": config, "limit": ROWS}
         runs.append({"taskset": f"{name}_v1", "words": words, **serve})
-    async with model.serving() as url:
+    async with model.serve() as url:
         for name, env in envs.items():
             records = await vf.generate(env, vf.OpenAIClient(url), "scripted", num_examples=ROWS)
-            results[name] = {"rove eval": told_by_records(records)}
+            results[name] = {"rove eval": records_by_row(records)}
         modules = {f"{name}_v1": name for name in names}
         for name, traces in zip(names, await run_in_verifiers(PYTHON, url, runs, folder, modules), strict=True):
-            results[name] |= {way: told_by_traces(of_way) for way, of_way in traces.items()}
+            results[name] |= {way: traces_by_row(of_way) for way, of_way in traces.items()}
     return results
 
 
 @needs_verifiers
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_rewards_equal_those_of_rove_eval_row_by_row(name: str, told: dict[str, Told]) -> None:
-    if name not in told:
+def test_rewards_equal_those_of_rove_eval_row_by_row(name: str, comparisons: dict[str, RowsByRun]) -> None:
+    if name not in comparisons:
         pytest.skip("not in ROVE_VERIFIERS_ENVIRONMENTS")
-    expected = told[name]["rove eval"]
+    expected = comparisons[name]["rove eval"]
     assert expected and all(row["ok"] for row in expected.values())
-    assert told[name]["vf-eval"] == expected
-    assert told[name]["server"] == expected
+    assert comparisons[name]["vf-eval"] == expected
+    assert comparisons[name]["server"] == expected
 
 
-ODD = """
+ODD_ENV = """
 import rove as vf
 
 
@@ -108,7 +108,7 @@ def load_environment(judge=False):
 """
 
 
-MIXED = """
+MIXED_ENV = """
 import rove as vf
 
 
@@ -118,8 +118,8 @@ def load_environment():
 """
 
 
-class OddModel:
-    """A model that fails or stays silent, as the question says; the model "judge" says "good"."""
+class FailingModel:
+    """A model that fails or never responds, depending on the question; the model "judge" replies "good"."""
 
     max_concurrent = 64
 
@@ -134,15 +134,15 @@ class OddModel:
         return vf.Response(vf.AssistantMessage("yes"), vf.Usage(2, 1))
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 @pytest.fixture(scope="module")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[dict[str, Any]]]]:
-    """The traces of an environment with failures: with limits of the agent, with a judge, and from a killed server."""
+def failing_traces(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[dict[str, Any]]]]:
+    """Return traces of an environment with failures: with limits of the agent, with a judge, and after a server was killed."""
     folder = tmp_path_factory.mktemp("odd")
-    (folder / "odd.py").write_text(ODD, encoding="utf-8")
-    (folder / "mixed.py").write_text(MIXED, encoding="utf-8")
+    (folder / "odd.py").write_text(ODD_ENV, encoding="utf-8")
+    (folder / "mixed.py").write_text(MIXED_ENV, encoding="utf-8")
     limits = ["--env.agent.max-turns", "3", "--env.agent.timeout.rollout", "6"]
     judge = ["-n", "1", "--env.taskset.args.judge", "true", "--env.taskset.model-roles.judge.model", "judge"]
     killed = {"serve": True, "kill_after": 7, "taskset_config": {"split": "eval"}, "limit": 40}
@@ -154,7 +154,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[dict[st
     ]
 
     async def run() -> list[dict[str, list[dict[str, Any]]]]:
-        async with TestServer(make_app(OddModel(), ["scripted", "judge"])) as server:
+        async with TestServer(make_app(FailingModel(), ["scripted", "judge"])) as server:
             modules = {"odd_v1": "odd", "reverse_text_v1": "reverse_text", "mixed_v1": "mixed"}
             return await run_in_verifiers(PYTHON, f"{server.make_url('/v1')}", runs, folder, modules)
 
@@ -163,8 +163,8 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[dict[st
 
 @needs_verifiers
 @pytest.mark.slow
-def test_failures_are_errors_and_limits_are_scored(odd: list[dict[str, list[dict[str, Any]]]]) -> None:
-    by_text = {trace["task"]["data"]["prompt"]: trace for trace in odd[0]["vf-eval"]}
+def test_failures_are_errors_and_limits_are_scored(failing_traces: list[dict[str, list[dict[str, Any]]]]) -> None:
+    by_text = {trace["task"]["data"]["prompt"]: trace for trace in failing_traces[0]["vf-eval"]}
     outcomes = {text: (trace["ok"], trace["stop_condition"]) for text, trace in by_text.items()}
     assert outcomes == {
         "fine": (True, "max_turns"),
@@ -187,8 +187,10 @@ def test_failures_are_errors_and_limits_are_scored(odd: list[dict[str, list[dict
 
 @needs_verifiers
 @pytest.mark.slow
-def test_model_roles_are_replaced_counted_and_not_trained_on(odd: list[dict[str, list[dict[str, Any]]]]) -> None:
-    [trace] = odd[1]["vf-eval"]
+def test_model_roles_are_replaced_counted_and_not_trained_on(
+    failing_traces: list[dict[str, list[dict[str, Any]]]],
+) -> None:
+    [trace] = failing_traces[1]["vf-eval"]
     assert {name: reward["score"] for name, reward in trace["rewards"].items()} == {"fails": 0.5, "verdict": 1.0}
     assert trace["rewards"]["verdict"]["weight"] == 2.0
     assert [usage["completion_tokens"] for usage in trace["extra_usage"]] == [1]
@@ -198,19 +200,19 @@ def test_model_roles_are_replaced_counted_and_not_trained_on(odd: list[dict[str,
 
 @needs_verifiers
 @pytest.mark.slow
-def test_a_killed_server_loses_no_rollout(odd: list[dict[str, list[dict[str, Any]]]]) -> None:
-    records = vf.load_environment("reverse_text").generate_sync(says("yes"), num_examples=40)
-    assert told_by_traces(odd[2]["server"]) == told_by_records(records)
+def test_a_killed_server_loses_no_rollout(failing_traces: list[dict[str, list[dict[str, Any]]]]) -> None:
+    records = vf.load_environment("reverse_text").generate_sync(scripted_client("yes"), num_examples=40)
+    assert traces_by_row(failing_traces[2]["server"]) == records_by_row(records)
 
 
 @needs_verifiers
 @pytest.mark.slow
-def test_a_group_of_environments_is_one_taskset(odd: list[dict[str, list[dict[str, Any]]]]) -> None:
+def test_a_group_of_environments_is_one_taskset(failing_traces: list[dict[str, list[dict[str, Any]]]]) -> None:
     names = ["reverse_text", "sums"]
     group = vf.EnvGroup([vf.load_environment(name, num_examples=4) for name in names], names)
-    records = group.generate_sync(says("yes"), num_examples=8)
-    told = told_by_traces(odd[3]["server"])
-    assert len(told) == 8 and told == told_by_records(records)
+    records = group.generate_sync(scripted_client("yes"), num_examples=8)
+    outcomes = traces_by_row(failing_traces[3]["server"])
+    assert len(outcomes) == 8 and outcomes == records_by_row(records)
 
 
 def test_what_verifiers_cannot_run_is_refused_by_name() -> None:

@@ -38,7 +38,7 @@ sys.stdin.read()
 """A server that starts a daemon: a child process in another session, with another parent."""
 
 
-class Listing:
+class PagedSession:
     """A session of the SDK with a server that lists this many tools per page."""
 
     def __init__(self, per_page: int, pages: int):
@@ -54,23 +54,23 @@ class Listing:
 
 @pytest.mark.parametrize(("per_page", "pages"), [(20_000, 1), (100, 200), (100, 10**9)])
 async def test_too_many_tools_are_an_error(per_page: int, pages: int):
-    listing = Listing(per_page, pages)
+    listing = PagedSession(per_page, pages)
     with pytest.raises(MCPServerError, match=r"'shop' lists more than 2,000 tools; expected at most 2,000: start it"):
         await Session(listing, name="shop").tools()
     assert listing.requests <= sdk.MAX_TOOLS // listing.per_page + 1
 
 
 async def test_pages_of_tools_up_to_the_limit_are_read():
-    assert len(await Session(Listing(100, 20), name="shop").tools()) == sdk.MAX_TOOLS == 2000
+    assert len(await Session(PagedSession(100, 20), name="shop").tools()) == sdk.MAX_TOOLS == 2000
 
 
-class Counted(str):
+class ComparedName(str):
     """A tool name that counts how often it is compared."""
 
     comparisons = 0
 
     def __eq__(self, other: object) -> bool:
-        Counted.comparisons += 1
+        ComparedName.comparisons += 1
         return str.__eq__(self, other)
 
     __hash__ = str.__hash__
@@ -84,14 +84,14 @@ def test_adding_tools_does_not_compare_each_with_each(monkeypatch: pytest.Monkey
 
     def counted(server: ServerSettings, listed: Any) -> Any:
         _, tool = make(server, listed)
-        return server, dataclasses.replace(tool, name=Counted(tool.name))
+        return server, dataclasses.replace(tool, name=ComparedName(tool.name))
 
     monkeypatch.setattr(env, "_as_tool", counted)
     monkeypatch.setattr(env.tool_monitor_rubric, "add_tool_metric", lambda name: None)
     names = [f"tool{i}" for i in range(300)]
     env._add_server_tools({"shop": [{"name": name, "inputSchema": {"type": "object"}} for name in names]})
     assert [tool["function"]["name"] for tool in env.tool_defs] == names
-    assert Counted.comparisons < 20 * len(names)
+    assert ComparedName.comparisons < 20 * len(names)
 
 
 def is_running(pid: int) -> bool:
@@ -113,11 +113,11 @@ async def daemon_of(folder: Path) -> tuple[ServerProcess, int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="daemons are found through /proc")
-@pytest.mark.parametrize("how", ["end", "kill"])
-async def test_a_daemon_ends_with_its_server(how: str, tmp_path: Path):
+@pytest.mark.parametrize("ending", ["end", "kill"])
+async def test_a_daemon_ends_with_its_server(ending: str, tmp_path: Path):
     process, daemon = await daemon_of(tmp_path)
     assert is_running(daemon)
-    if how == "end":
+    if ending == "end":
         await process.end()
     else:
         process.kill()

@@ -59,15 +59,15 @@ def test_structured_content_appears_once() -> None:
 
 
 @given(st.lists(st.one_of(st.text(max_size=20), st.none()), max_size=6), st.integers(1, 30))
-def test_text_is_truncated_only_above_the_limit(said: list[str | None], most: int) -> None:
-    result = {"content": [IMAGE if block_text is None else text(block_text) for block_text in said]}
+def test_text_is_truncated_only_above_the_limit(block_texts: list[str | None], most: int) -> None:
+    result = {"content": [IMAGE if block_text is None else text(block_text) for block_text in block_texts]}
     shortened = text_of_result(result, most)
-    texts = [block_text for block_text in said if block_text is not None]
+    texts = [block_text for block_text in block_texts if block_text is not None]
     if sum(map(len, texts)) + len(texts) <= most:
         assert shortened == "\n".join(texts)
     content = content_of(result, most)
     images = 0 if isinstance(content, str) else sum(part["type"] == "image_url" for part in content)
-    assert images == said.count(None)
+    assert images == block_texts.count(None)
     assert len(shortened) <= most + 40 * max(1, len(texts))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import bpe_tokenizer, tiny_model
-from families import FAMILIES, FAST, assert_agrees, family_model
+from families import FAMILIES, FAST, assert_matches_recomputation, family_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -43,10 +43,16 @@ IDS = torch.arange(3, 43)[None]
 
 
 def with_adapter(
-    loaded: LoadedModel, base: Path | str = "nowhere", seed: int = 1, *, rank: int = 3, alpha: float = 6.0, **more: Any
+    loaded: LoadedModel,
+    base: Path | str = "nowhere",
+    seed: int = 1,
+    *,
+    rank: int = 3,
+    alpha: float = 6.0,
+    **overrides: Any,
 ) -> LoadedModel:
     """Return the model with a random adapter that changes the logits measurably."""
-    options = {"dropout": 0.0, "targets": [], **more}
+    options = {"dropout": 0.0, "targets": [], **overrides}
     adapter = add_adapter(loaded.model, rank, alpha, **options, seed=seed, base=str(base))
     generator, strength = torch.Generator().manual_seed(seed), 0.2 * (2 * rank / alpha) ** 0.5
     with torch.no_grad():
@@ -133,7 +139,7 @@ async def test_the_engine_serves_an_adapter_by_name(arch: str, tmp_path: Path):
     generation = await engine.generate(
         IDS[0].tolist(), SamplingParams(max_tokens=12, ignore_eos=True), seed=5, adapter="mine"
     )
-    assert_agrees(merged, IDS[0].tolist(), generation, 5, 1.0)
+    assert_matches_recomputation(merged, IDS[0].tolist(), generation, 5, 1.0)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -152,7 +158,7 @@ async def test_the_engine_samples_with_the_adapter_inside(family: str, native: b
             version, {name: weight / version for name, weight in trainable_parameters(loaded.model).items()}
         )
         generation = await engine.generate(IDS[0].tolist(), SamplingParams(max_tokens=8, ignore_eos=True), seed=2)
-        assert_agrees(loaded, IDS[0].tolist(), generation, 2, 1.0)
+        assert_matches_recomputation(loaded, IDS[0].tolist(), generation, 2, 1.0)
         assert generation.policy_version == version
         logprobs.append(generation.logprobs)
     assert logprobs[0] != logprobs[1] != generation_before.logprobs
@@ -392,7 +398,7 @@ def damage(folder: Path, damage_name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("defect", "message"),
     [
         ("base gone", "expected a folder.*set base_model_name_or_path in .*adapter_config.json"),
         ("no base", "has no base_model_name_or_path"),
@@ -408,10 +414,10 @@ def damage(folder: Path, damage_name: str) -> None:
         ),
     ],
 )
-def test_adapters_that_cannot_be_loaded_are_rejected_with_the_cause(tmp_path: Path, what: str, said: str):
+def test_adapters_that_cannot_be_loaded_are_rejected_with_the_cause(tmp_path: Path, defect: str, message: str):
     save_with_adapter(tmp_path, tiny_model())
-    damage(tmp_path, what)
-    with pytest.raises(ConfigError, match=said):
+    damage(tmp_path, defect)
+    with pytest.raises(ConfigError, match=message):
         load_model(tmp_path / "adapter", device="cpu")
 
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, ToolMessage, UserMessage
-from rove.models.from_scratch import CHAT_TEMPLATE, RECALL_LAYERS, new_model, save_new_model, train_tokenizer
+from rove.models.from_scratch import CHAT_TEMPLATE, RECALL_LAYERS, new_model, train_tokenizer
 from rove.models.load import LoadedModel, load_model
 from rove.rendering.renderer import Renderer
 from rove.rendering.tool_calls import Call, calls_of, format_of
@@ -35,7 +35,7 @@ CONVERSATION = [
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Path]:
     loaded = new_model(TEXTS, request.param, "tiny", vocab_size=400)
     path = tmp_path_factory.mktemp("models") / request.param
-    save_new_model(path, loaded)
+    loaded.save_final(path)
     return loaded, path
 
 
@@ -151,9 +151,9 @@ def test_tool_markup_has_whole_word_tokens_if_the_texts_contain_tool_calls():
     assert not {"Functions", " that", "<tools>", "<tool_call>"} & set(tokens_of_prompt(["hi"]))
 
 
-@pytest.mark.parametrize("beside", [None, "Let me see."])
+@pytest.mark.parametrize("preface", [None, "Let me see."])
 @pytest.mark.parametrize("count", [1, 2])
-def test_tools_and_calls_use_the_hermes_format(count: int, beside: str | None):
+def test_tools_and_calls_use_the_hermes_format(count: int, preface: str | None):
     call_format = format_of(CHAT_TEMPLATE)
     assert call_format is not None and call_format.name == "hermes"
     renderer = Renderer(TOKENIZER)
@@ -161,9 +161,9 @@ def test_tools_and_calls_use_the_hermes_format(count: int, beside: str | None):
     question = UserMessage("hi")
     prompt = renderer.text([question], [tool])
     assert '"name": "weather"' in prompt and prompt.endswith("<|user|>hi<|end|><|assistant|>")
-    text = (f"{beside}\n" if beside else "") + call_format.write(CALLS[:count])
+    text = (f"{preface}\n" if preface else "") + call_format.write(CALLS[:count])
     sampled = renderer.message(text, [tool])
-    assert (calls_of(sampled), sampled.content) == (CALLS[:count], beside)
+    assert (calls_of(sampled), sampled.content) == (CALLS[:count], preface)
     received = AssistantMessage(
         sampled.content, tool_calls=sampled.tool_calls
     )  # without the sampled text, as from other clients
@@ -194,14 +194,6 @@ def test_vocab_size_is_an_upper_bound_but_all_bytes_are_included():
 def test_unknown_names_are_rejected_with_suggestions(arguments: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         new_model(TEXTS, **arguments)
-
-
-def test_a_folder_with_files_is_not_overwritten(saved: tuple[LoadedModel, Path], tmp_path: Path):
-    loaded, path = saved
-    with pytest.raises(ConfigError, match="not empty"):
-        save_new_model(path, loaded)
-    save_new_model(tmp_path, loaded)  # an empty folder is accepted
-    assert (tmp_path / "config.json").exists()
 
 
 def test_a_folder_without_a_model_is_an_error_that_suggests_a_folder(tmp_path: Path, saved: tuple[LoadedModel, Path]):

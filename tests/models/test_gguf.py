@@ -58,35 +58,35 @@ def write_tiny(file: Path, block_count: int | None = 1, feed_forward: int = 16) 
 
 
 @pytest.mark.parametrize(
-    ("stated", "said"),
+    ("stated", "message"),
     [
         (3, "describes 1,912 parameters, but the weights have 728"),
         (None, "num_hidden_layers = 32, but the weights have 12 tensors"),
         (0, "describes 136 parameters, but has weights of 728"),
     ],
 )
-def test_a_gguf_file_without_the_weights_of_all_layers_is_refused(tmp_path: Path, stated: int | None, said: str):
+def test_a_gguf_file_without_the_weights_of_all_layers_is_refused(tmp_path: Path, stated: int | None, message: str):
     """transformers would create the missing layers, which took 7 seconds for 32 of them, as fuzzing found."""
     write_tiny(tmp_path / "m.gguf", block_count=stated)
     (tmp_path / "out").mkdir()
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
 
 
 @pytest.mark.parametrize(
-    ("feed_forward", "said"),
+    ("feed_forward", "message"),
     [
         (16, "lacks weights of its model \\(model.norm.weight\\)"),
         (100_000_000, "says intermediate_size = 100,000,000, but the weights have 728 numbers"),
     ],
 )
-def test_a_gguf_file_without_a_weight_is_refused(tmp_path: Path, feed_forward: int, said: str):
+def test_a_gguf_file_without_a_weight_is_refused(tmp_path: Path, feed_forward: int, message: str):
     """transformers would use random weights, and reserve memory for any size that the file states."""
     write_tiny(tmp_path / "m.gguf", feed_forward=feed_forward)
     content = (tmp_path / "m.gguf").read_bytes()
     (tmp_path / "m.gguf").write_bytes(content.replace(b"output_norm", b"output_none"))
     (tmp_path / "out").mkdir()
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
 
 

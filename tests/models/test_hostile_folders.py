@@ -24,7 +24,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def edited(name: str, *keys: str | int, value: Any) -> Callable[[Path], None]:
+def change_json(name: str, *keys: str | int, value: Any) -> Callable[[Path], None]:
     """Return a change of one value in a JSON file."""
 
     def change(folder: Path) -> None:
@@ -38,23 +38,23 @@ def edited(name: str, *keys: str | int, value: Any) -> Callable[[Path], None]:
     return change
 
 
-def written(name: str, content: bytes) -> Callable[[Path], None]:
+def write_file(name: str, content: bytes) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         (folder / name).write_bytes(content)
 
     return change
 
 
-def sparse(name: str, size: int) -> Callable[[Path], None]:
+def truncate_to(name: str, size: int) -> Callable[[Path], None]:
     return lambda folder: os.truncate(folder / name, size)
 
 
 def safetensors(header: Any, data: bytes = b"") -> Callable[[Path], None]:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return written("model.safetensors", struct.pack("<Q", len(text)) + text + data)
+    return write_file("model.safetensors", struct.pack("<Q", len(text)) + text + data)
 
 
-def replaced(name: str, make: Callable[[Path], Any]) -> Callable[[Path], None]:
+def replace_text(name: str, make: Callable[[Path], Any]) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
         make(folder / name)
@@ -63,7 +63,7 @@ def replaced(name: str, make: Callable[[Path], Any]) -> Callable[[Path], None]:
 
 
 def config(key: str, value: Any) -> Callable[[Path], None]:
-    return edited("config.json", key, value=value)
+    return change_json("config.json", key, value=value)
 
 
 def index_without_files(folder: Path) -> None:
@@ -93,19 +93,19 @@ HOSTILE: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a model type that is a number": ("", config("model_type", 3)),
     "rope scaling of a wrong type": ("", config("rope_parameters", {"rope_type": "none-such", "rope_theta": "x"})),
     "a dtype that does not exist": ("", config("eos_token_id", {"a": 1})),
-    "an empty config": ("config.json", written("config.json", b"")),
-    "a config that is a list": ("config.json", written("config.json", b"[1]")),
-    "a config that is not UTF-8": ("config.json", written("config.json", b"\xff\xfe{")),
-    "a config of nested objects": ("config.json", written("config.json", NESTED)),
+    "an empty config": ("config.json", write_file("config.json", b"")),
+    "a config that is a list": ("config.json", write_file("config.json", b"[1]")),
+    "a config that is not UTF-8": ("config.json", write_file("config.json", b"\xff\xfe{")),
+    "a config of nested objects": ("config.json", write_file("config.json", NESTED)),
     "a config of nested lists": ("config.json", config("x", json.loads("[" * 500 + "]" * 500))),
-    "a config of 100 MB": ("config.json", sparse("config.json", 100_000_000)),
-    "a config that is a folder": ("config.json", replaced("config.json", Path.mkdir)),
-    "a config that is a pipe": ("config.json", replaced("config.json", lambda file: os.mkfifo(file))),
-    "a JSON file that is a pipe": ("other.json", replaced("other.json", lambda file: os.mkfifo(file))),
-    "empty weights": ("model.safetensors", written("model.safetensors", b"")),
+    "a config of 100 MB": ("config.json", truncate_to("config.json", 100_000_000)),
+    "a config that is a folder": ("config.json", replace_text("config.json", Path.mkdir)),
+    "a config that is a pipe": ("config.json", replace_text("config.json", lambda file: os.mkfifo(file))),
+    "a JSON file that is a pipe": ("other.json", replace_text("other.json", lambda file: os.mkfifo(file))),
+    "empty weights": ("model.safetensors", write_file("model.safetensors", b"")),
     "weights with a huge header": (
         "model.safetensors",
-        written("model.safetensors", struct.pack("<Q", 1 << 60) + b"{}"),
+        write_file("model.safetensors", struct.pack("<Q", 1 << 60) + b"{}"),
     ),
     "weights with a broken header": ("model.safetensors", safetensors(b"{broken")),
     "weights with a list as header": ("model.safetensors", safetensors(b"[1, 2]")),
@@ -125,18 +125,18 @@ HOSTILE: dict[str, tuple[str, Callable[[Path], None]]] = {
         "config.json",
         safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, b"12345678"),
     ),
-    "cut weights": ("model.safetensors", sparse("model.safetensors", 5000)),
-    "longer weights": ("model.safetensors", sparse("model.safetensors", 50_000_000)),
+    "cut weights": ("model.safetensors", truncate_to("model.safetensors", 5000)),
+    "longer weights": ("model.safetensors", truncate_to("model.safetensors", 50_000_000)),
     "an index without files": ("", index_without_files),
-    "an empty tokenizer": ("tokenizer.json", written("tokenizer.json", b"")),
-    "a tokenizer that is no tokenizer": ("", written("tokenizer.json", b"{}")),
-    "a tokenizer of nested objects": ("tokenizer.json", written("tokenizer.json", NESTED)),
-    "a tokenizer of 300 MB": ("tokenizer.json", sparse("tokenizer.json", 300_000_000)),
-    "a token with a huge id": ("tokenizer.json", edited("tokenizer.json", "added_tokens", 0, "id", value=1 << 60)),
-    "a token with a negative id": ("tokenizer.json", edited("tokenizer.json", "added_tokens", 0, "id", value=-1)),
-    "a vocabulary of a wrong type": ("", edited("tokenizer.json", "model", "vocab", value=[3])),
-    "an unknown tokenizer model": ("", edited("tokenizer.json", "model", "type", value="Explode")),
-    "a tokenizer config that is a list": ("tokenizer_config.json", written("tokenizer_config.json", b"[]")),
+    "an empty tokenizer": ("tokenizer.json", write_file("tokenizer.json", b"")),
+    "a tokenizer that is no tokenizer": ("", write_file("tokenizer.json", b"{}")),
+    "a tokenizer of nested objects": ("tokenizer.json", write_file("tokenizer.json", NESTED)),
+    "a tokenizer of 300 MB": ("tokenizer.json", truncate_to("tokenizer.json", 300_000_000)),
+    "a token with a huge id": ("tokenizer.json", change_json("tokenizer.json", "added_tokens", 0, "id", value=1 << 60)),
+    "a token with a negative id": ("tokenizer.json", change_json("tokenizer.json", "added_tokens", 0, "id", value=-1)),
+    "a vocabulary of a wrong type": ("", change_json("tokenizer.json", "model", "vocab", value=[3])),
+    "an unknown tokenizer model": ("", change_json("tokenizer.json", "model", "type", value="Explode")),
+    "a tokenizer config that is a list": ("tokenizer_config.json", write_file("tokenizer_config.json", b"[]")),
     "a chat template of 100 MB": ("chat_template.jinja", lambda folder: sparse_new(folder / "chat_template.jinja")),
 }
 

@@ -13,7 +13,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="there is no 
 
 
 @pytest.fixture(autouse=True)
-def forget() -> Iterator[None]:
+def clear_caches() -> Iterator[None]:
     kernels.load_kernels.cache_clear()
     kernels._warn_once.cache_clear()
     yield

@@ -62,9 +62,9 @@ def test_a_saved_model_has_the_names_of_settings_that_older_releases_read(tmp_pa
     assert tokenizer_config["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert tokenizer_config["additional_special_tokens"] == loaded.tokenizer.extra_special_tokens
     assert "extra_special_tokens" not in tokenizer_config
-    again = load_model(tmp_path / "final")
-    assert again.model.config.rope_parameters == loaded.model.config.rope_parameters
-    assert again.tokenizer.extra_special_tokens == loaded.tokenizer.extra_special_tokens
+    reloaded = load_model(tmp_path / "final")
+    assert reloaded.model.config.rope_parameters == loaded.model.config.rope_parameters
+    assert reloaded.tokenizer.extra_special_tokens == loaded.tokenizer.extra_special_tokens
 
 
 def test_a_saved_model_keeps_the_settings_of_a_base_of_an_older_release(tmp_path: Path):

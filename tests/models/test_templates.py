@@ -107,8 +107,8 @@ def test_chatml_with_its_own_tokens_stops_at_them_and_the_saved_model_does_too(t
     assert text_of(loaded, count=2).endswith("Yes<|im_end|>\n<|im_start|>assistant\n")
     assert loaded.renderer.stop_ids == {eos, end} and end != eos
     loaded.save_final(tmp_path / "final")
-    again = load_model(tmp_path / "final", "cpu")
-    assert (text_of(again), again.renderer.stop_ids) == (text_of(loaded), {eos, end})
+    reloaded = load_model(tmp_path / "final", "cpu")
+    assert (text_of(reloaded), reloaded.renderer.stop_ids) == (text_of(loaded), {eos, end})
     assert set(json.loads((tmp_path / "final/generation_config.json").read_text())["eos_token_id"]) == {eos, end}
 
 
@@ -191,14 +191,14 @@ def test_a_trained_model_or_adapter_keeps_template_and_variables(tmp_path: Path,
     config = SFTConfig(data="", model=str(base), lora=LoRAConfig(rank=rank), **settings)
     trained = add_lora(config, loaded) if rank else loaded
     trained.save_final(tmp_path / "final")
-    again = load_model(tmp_path / "final", "cpu")
-    assert text_of(again) == text_of(loaded) == "<|user|>Hi<|end|><|assistant|>none "
-    assert again.renderer.stop_ids == loaded.renderer.stop_ids
+    reloaded = load_model(tmp_path / "final", "cpu")
+    assert text_of(reloaded) == text_of(loaded) == "<|user|>Hi<|end|><|assistant|>none "
+    assert reloaded.renderer.stop_ids == loaded.renderer.stop_ids
     on = load_model(tmp_path / "final", "cpu", template_args={"enable_thinking": True})
     assert text_of(on) == "<|user|>Hi<|end|><|assistant|>"
     # Another template has other variables.
-    other = load_model(tmp_path / "final", "cpu", chat_template="chatml")
-    assert other.renderer.settings.args == {}
+    with_chatml = load_model(tmp_path / "final", "cpu", chat_template="chatml")
+    assert with_chatml.renderer.settings.args == {}
 
 
 def test_a_model_of_the_hugging_face_cache_keeps_its_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

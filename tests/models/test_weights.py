@@ -102,9 +102,9 @@ def test_the_result_of_a_training_has_the_types_of_the_model_that_it_began_with(
     assert trained.model.dtype == torch.float32
     trained.save_final(tmp_path / "final")
     assert json.loads((tmp_path / "final/config.json").read_bytes())["dtype"] == "bfloat16"
-    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("bf16", "final"))
-    assert {name: tensor.dtype for name, tensor in after.items()} == {
-        name: tensor.dtype for name, tensor in before.items()
+    old_weights, new_weights = (load_file(tmp_path / name / "model.safetensors") for name in ("bf16", "final"))
+    assert {name: tensor.dtype for name, tensor in new_weights.items()} == {
+        name: tensor.dtype for name, tensor in old_weights.items()
     }
     reloaded = load_model(tmp_path / "final", "cpu").model
     for name, tensor in reloaded.state_dict().items():
@@ -124,11 +124,11 @@ def test_weights_of_another_model_are_an_error(tmp_path: Path, caplog: pytest.Lo
     save_published("mixtral", tmp_path / "mixtral")
     save_published("llama", tmp_path / "llama")
     loaded = load_model(tmp_path / "mixtral", "cpu")
-    before = copies(loaded.model)
+    old_weights = copies(loaded.model)
     with (
         caplog.at_level(logging.WARNING),
         pytest.raises(ConfigError, match=r"llama holds another model: .* missing, unknown"),
     ):
         read_weights(tmp_path / "llama", loaded.model)
     assert not caplog.records
-    assert_equal(loaded.model, before)
+    assert_equal(loaded.model, old_weights)

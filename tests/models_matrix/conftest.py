@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import environment
+from commands import write_environment
 from tiny_families import FAMILIES, save_published
 
 from tests.models.test_published_templates import templates as templates
@@ -34,13 +34,13 @@ def load_environment() -> vf.Environment:
     return ThreeTurns(dataset=[{"question": f"say {number}"} for number in range(4)], rubric=rubric, max_turns=3)
 """
 Result = Callable[..., None]
-"""Takes the column of the table, and what stands there if the test passes."""
+"""Takes the column of the table, and the content of the cell if the test passes."""
 CELLS: list[dict[str, str]] = []
 """Results of the tests that record a column, in the order in which they end."""
 
 
 def expect_failure(request: pytest.FixtureRequest, reasons: Mapping[str, str], family: str) -> None:
-    """Make a test fail if a family passes that the table says cannot."""
+    """Expect the test to fail for the families in `reasons`; it is an error if one of them passes."""
     if family in reasons:
         request.applymarker(pytest.mark.xfail(reason=reasons[family], strict=True))
 
@@ -52,7 +52,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def result(family: str, record_property: Callable[[str, object], None]) -> Result:
-    """Return a function that says which cell of the table the test fills, and with what if it passes."""
+    """Return a function that sets the cell of the table that this test fills if it passes."""
 
     def record(column: str, value: str = "yes") -> None:
         record_property("family", family)
@@ -74,7 +74,7 @@ def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the environment of the rollouts, which evaluations during training load by name."""
     path = tmp_path_factory.mktemp("environments")
-    environment(path, "matrix_letters", ENVIRONMENT)
+    write_environment(path, "matrix_letters", ENVIRONMENT)
     return path
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from toys import roll
+from toy_envs import generate_sync
 from transformers import AutoModelForCausalLM
 
 from rove.engine.client import EngineClient
@@ -43,7 +43,9 @@ def test_rollouts_have_the_log_probabilities_of_a_plain_forward_pass(
     client = EngineClient.from_model(load_model(folder, "cpu"))
     environment = load_environment("matrix_letters", environments)
     # The rollouts of an example share their prompt, and each turn begins with the turn before it.
-    records = roll(environment, client, rollouts_per_example=4, sampling_args={"temperature": 1.0, "max_tokens": 6})
+    records = generate_sync(
+        environment, client, rollouts_per_example=4, sampling_args={"temperature": 1.0, "max_tokens": 6}
+    )
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     assert len(records) == 16 and not any(record.error for record in records)
     for record in records:

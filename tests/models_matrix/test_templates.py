@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from toys import roll, rows
+from toy_envs import generate_sync, rows
 
 import rove as vf
 from rove.core.errors import ConfigError
@@ -81,7 +81,7 @@ def test_calls_go_round_through_the_published_template(request: pytest.FixtureRe
     assert renderer.tool_format is not None and renderer.tool_format.name == FORMATS[name]
     form = {"regex": with_reasoning(renderer, "world").removesuffix("world") + call_pattern(renderer, 1)}
     sampling = {"structured_outputs": form, "temperature": 1.0, "max_tokens": 400}
-    [record] = roll(env, EngineClient.from_model(loaded), sampling_args=sampling)
+    [record] = generate_sync(env, EngineClient.from_model(loaded), sampling_args=sampling)
     assert record.error is None, record.error
     assert (record.stop_condition, len(record.steps)) == ("max_turns_reached", 3)
     assert record.scores is not None and record.scores.metrics["add_calls"] == 3
@@ -111,7 +111,7 @@ def test_reasoning_is_kept_as_the_published_template_has_it(
         pytest.skip("its template writes no reasoning")
     env = vf.SingleTurnEnv(dataset=[{"question": "q0"}])
     sampling = {"structured_outputs": {"regex": expected}, "temperature": 1.0, "max_tokens": 60}
-    [record] = roll(env, EngineClient.from_model(loaded), sampling_args=sampling)
+    [record] = generate_sync(env, EngineClient.from_model(loaded), sampling_args=sampling)
     assert record.error is None, record.error
     [step] = record.steps
     assert step.tokens is not None and renderer.decode(step.tokens.completion_ids) == expected

@@ -118,10 +118,10 @@ def check_result(folder: Path, final: Path) -> None:
 
 def assert_equal_files(results: Sequence[Path]) -> None:
     """Check that all files hold exactly the same weights."""
-    first, *others = (load_file(file) for file in results)
-    for other in others:
-        assert first.keys() == other.keys()
-        assert not [name for name, tensor in first.items() if not torch.equal(tensor, other[name])]
+    first, *remaining = (load_file(file) for file in results)
+    for weights in remaining:
+        assert first.keys() == weights.keys()
+        assert not [name for name, tensor in first.items() if not torch.equal(tensor, weights[name])]
 
 
 @pytest.mark.parametrize("train", [train_with_sft, train_with_rl], ids=["sft", "rl"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_docs import ROVE, blocks, commands, run, started
+from tests.docs.test_docs import ROVE, blocks, commands, run, start_server
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 ENVIRONMENT = {"NO_PROXY": "*", "PATH": f"{ROVE.parent}:{os.environ['PATH']}"}
@@ -25,7 +25,7 @@ def test_every_command_of_the_models_page_works(folder: Path, tmp_path: Path):
                     run(command, tmp_path)
                 continue
             serve, request = block.replace("\\\n", " ").strip().splitlines()
-            started(serve, tmp_path, stack, "serving smollm2-135m", **ENVIRONMENT)
+            start_server(serve, tmp_path, stack, "serving smollm2-135m", **ENVIRONMENT)
             done = subprocess.run(
                 ["bash", "-c", request], cwd=tmp_path, env=os.environ | ENVIRONMENT, capture_output=True, check=True
             )

@@ -34,7 +34,7 @@ RANK_REWARD = "@vf.group_reward\ndef rank(states):\n    return [state['seed'] % 
 CRASH_IF_ENABLED = f"if number == 3 and os.environ.get('STUMBLES') == '1': {CRASH}"
 
 
-class Near:
+class LocalNode:
     """A node in this process; all nodes share one worker host."""
 
     def __init__(self, real: node_module.NodeActor, host: str):
@@ -52,7 +52,7 @@ class Near:
         if name == "fork":
             self.forked.append(result)
             if self.is_gone:
-                self.lose()
+                self.mark_lost()
                 raise WorkerError(f"{self.host} is gone")
         return result
 
@@ -68,9 +68,9 @@ class Near:
 
     def end(self) -> None:
         """Lose the node, unless it is already lost."""
-        self.lose()
+        self.mark_lost()
 
-    def lose(self) -> None:
+    def mark_lost(self) -> None:
         """Mark the node as lost and kill all its workers."""
         self.is_gone = True
         self.ended.set()
@@ -78,31 +78,31 @@ class Near:
             self.real._envs["talk"].workers.kill(number)
 
 
-class Spread(RemoteEnv):
+class MultiNodeEnv(RemoteEnv):
     """An environment on nodes in this process."""
 
-    def __init__(self, real: node_module.NodeActor, count: int = 2, more: int = 0, most: int = 64):
-        self.real, self.left = real, more
-        self.near: list[Near] = [Near(real, f"machine {number}") for number in range(count)]
+    def __init__(self, real: node_module.NodeActor, count: int = 2, spare_nodes: int = 0, most: int = 64):
+        self.real, self.spare_nodes = real, spare_nodes
+        self.first_nodes: list[LocalNode] = [LocalNode(real, f"machine {number}") for number in range(count)]
         description = real._envs["talk"].description
         pool = NodePool(
-            self.near,
-            self.another,
+            self.first_nodes,
+            self.start_node,
             "talk",
             LOCALHOST,
             keep_groups_together=description["has_group_rewards"],
             max_rollouts=most,
             wait_seconds=0.2,
         )
-        self.all = list(self.near)
+        self.all = list(self.first_nodes)
         self.nodes = pool
         super().__init__(description, pool)
 
-    async def another(self, number: int) -> Near:
-        if not self.left:
+    async def start_node(self, number: int) -> LocalNode:
+        if not self.spare_nodes:
             await asyncio.Event().wait()
-        self.left -= 1
-        self.all.append(Near(self.real, "a new machine"))
+        self.spare_nodes -= 1
+        self.all.append(LocalNode(self.real, "a new machine"))
         return self.all[-1]
 
     def call_sync(self, name: str, /, **args: Any) -> Any:
@@ -120,7 +120,7 @@ def _load(folder: Path) -> tuple[node_module.NodeActor, Path]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[node_module.NodeActor, Path]]:
+def node_and_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[node_module.NodeActor, Path]]:
     real, folder = _load(package(tmp_path_factory.mktemp("alone"), at_import="import os", in_response=CRASH_IF_ENABLED))
     yield real, folder
     asyncio.run(real.unload("talk"))
@@ -133,59 +133,61 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[node_mod
     asyncio.run(real.unload("talk"))
 
 
-class Fateful(Echo):
+class HookedClient(Echo):
     """A client that calls a function before each response."""
 
-    def __init__(self, happens: Callable[[int, Request], Awaitable[None] | None]):
+    def __init__(self, before_response: Callable[[int, Request], Awaitable[None] | None]):
         super().__init__()
-        self.happens = happens
+        self.before_response = before_response
         self.seeds: Counter[int | None] = Counter()
 
     async def respond(self, request: Request) -> Response:
         self.seeds[request.seed] += 1
-        pending = self.happens(self.seeds.total(), request)
+        pending = self.before_response(self.seeds.total(), request)
         if pending is not None:
             await pending
         return await super().respond(request)
 
 
-def as_here(folder: Path, rollouts: int = 1) -> list[Any]:
+def run_locally(folder: Path, rollouts: int = 1) -> list[Any]:
     env = vf.load_environment("talk", folder, num_examples=24)
     return list(map(facts, env.generate_sync(Echo(), rollouts_per_example=rollouts)))
 
 
-def test_rollouts_are_distributed_and_equal_local_ones(alone: tuple[node_module.NodeActor, Path]) -> None:
-    env = Spread(alone[0], 3)
+def test_rollouts_are_distributed_and_equal_local_ones(node_and_folder: tuple[node_module.NodeActor, Path]) -> None:
+    env = MultiNodeEnv(node_and_folder[0], 3)
     for _ in range(2):  # The second time in another event loop.
         records = env.generate_sync(Echo())
-        assert list(map(facts, records)) == as_here(alone[1])
-    assert [len(near.forked) for near in env.near] == [2, 2, 2]
+        assert list(map(facts, records)) == run_locally(node_and_folder[1])
+    assert [len(node.forked) for node in env.first_nodes] == [2, 2, 2]
 
 
-@pytest.mark.parametrize("kind", ["alone", "grouped"])
+@pytest.mark.parametrize("kind", ["node_and_folder", "grouped"])
 def test_a_lost_node_loses_no_rollout_and_repeats_no_request(kind: str, request: pytest.FixtureRequest) -> None:
     real, folder = request.getfixturevalue(kind)
-    env = Spread(real, 3)
+    env = MultiNodeEnv(real, 3)
     lost_at = {30: 0, 70: 1}
-    client = Fateful(lambda count, _: env.near[lost_at[count]].lose() if count in lost_at else None)
+    client = HookedClient(lambda count, _: env.first_nodes[lost_at[count]].mark_lost() if count in lost_at else None)
     records = env.generate_sync(client, rollouts_per_example=2)
     assert env.nodes.lost == 2
-    assert list(map(facts, records)) == as_here(folder, 2)
+    assert list(map(facts, records)) == run_locally(folder, 2)
     assert set(client.seeds.values()) == {1} and client.seeds.total() == 2 * 24 * 3
 
 
-def test_new_nodes_run_rollouts(alone: tuple[node_module.NodeActor, Path]) -> None:
-    env = Spread(alone[0], 1, more=1)
-    client = Fateful(lambda count, _: env.all[0].lose() if count == 20 else None)
+def test_new_nodes_run_rollouts(node_and_folder: tuple[node_module.NodeActor, Path]) -> None:
+    env = MultiNodeEnv(node_and_folder[0], 1, spare_nodes=1)
+    client = HookedClient(lambda count, _: env.all[0].mark_lost() if count == 20 else None)
     records = env.generate_sync(client)
-    assert list(map(facts, records)) == as_here(alone[1])
+    assert list(map(facts, records)) == run_locally(node_and_folder[1])
     assert len(env.all) == 2 and env.all[1].forked
     assert set(client.seeds.values()) == {1}
 
 
-def test_rollouts_fail_with_an_error_if_no_node_is_left(alone: tuple[node_module.NodeActor, Path]) -> None:
-    env = Spread(alone[0], 2)
-    client = Fateful(lambda count, _: [near.lose() for near in env.near] and None if count == 40 else None)
+def test_rollouts_fail_with_an_error_if_no_node_is_left(node_and_folder: tuple[node_module.NodeActor, Path]) -> None:
+    env = MultiNodeEnv(node_and_folder[0], 2)
+    client = HookedClient(
+        lambda count, _: [node.mark_lost() for node in env.first_nodes] and None if count == 40 else None
+    )
     records = env.generate_sync(client)
     failed = [record.error for record in records if record.error]
     assert failed and {error.type for error in failed} == {"WorkerError"}
@@ -193,29 +195,29 @@ def test_rollouts_fail_with_an_error_if_no_node_is_left(alone: tuple[node_module
 
 
 def test_a_rollout_fails_after_too_many_lost_nodes(
-    alone: tuple[node_module.NodeActor, Path],
+    node_and_folder: tuple[node_module.NodeActor, Path],
 ) -> None:
-    env = Spread(alone[0], 1, more=9)
+    env = MultiNodeEnv(node_and_folder[0], 1, spare_nodes=9)
 
-    class Waits(Echo):
+    class NodeLosingClient(Echo):
         async def respond(self, request: Request) -> Response:
             while True:
                 await asyncio.sleep(0.02)
-                env.all[-1].lose()
+                env.all[-1].mark_lost()
 
-    [record] = env.generate_sync(Waits(), num_examples=1)
+    [record] = env.generate_sync(NodeLosingClient(), num_examples=1)
     assert record.error is not None and record.error.type == "WorkerError"
     assert "its node is lost" in record.error.message
     assert env.nodes.lost == MAX_LOST_NODES and len(env.all) <= MAX_LOST_NODES + 1
 
 
 def test_only_the_rollout_that_crashes_its_worker_fails(
-    alone: tuple[node_module.NodeActor, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node_and_folder: tuple[node_module.NodeActor, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node is still there, so the rollout caused the crash."""
     monkeypatch.setenv("STUMBLES", "1")
     real, _ = _load(package(tmp_path, in_response=CRASH_IF_ENABLED))
-    env = Spread(real)
+    env = MultiNodeEnv(real)
     records = env.generate_sync(Echo())
     assert [record.info["number"] for record in records if record.error] == [3]
     error = next(record.error for record in records if record.error)
@@ -225,7 +227,7 @@ def test_only_the_rollout_that_crashes_its_worker_fails(
 
 
 def test_a_rollout_that_loses_nodes_before_its_first_turn_fails(
-    alone: tuple[node_module.NodeActor, Path], monkeypatch: pytest.MonkeyPatch
+    node_and_folder: tuple[node_module.NodeActor, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each new node is lost as well."""
 
@@ -234,10 +236,10 @@ def test_a_rollout_that_loses_nodes_before_its_first_turn_fails(
     async def fails(self: Worker, name: str, /, **args: Any) -> Any:
         if name != "time_limit":
             return await real(self, name, **args)
-        env.all[-1].lose()
+        env.all[-1].mark_lost()
         raise WorkerError("the worker was ended")
 
-    env = Spread(alone[0], 1, more=9)
+    env = MultiNodeEnv(node_and_folder[0], 1, spare_nodes=9)
     monkeypatch.setattr(Worker, "request", fails)
     [record] = env.generate_sync(Echo(), num_examples=1)
     assert record.error is not None and record.error.type == "WorkerError"
@@ -250,51 +252,51 @@ def test_scoring_fails_after_too_many_lost_nodes(
     real = RemoteRollout.score_with
 
     async def fails(self: RemoteRollout, *args: Any) -> Any:
-        env.all[-1].lose()
+        env.all[-1].mark_lost()
         return await real(self, *args)
 
-    env = Spread(grouped[0], 1, more=9)
+    env = MultiNodeEnv(grouped[0], 1, spare_nodes=9)
     monkeypatch.setattr(RemoteRollout, "score_with", fails)
     records = env.generate_sync(Echo(), num_examples=1, rollouts_per_example=2)
     assert [record.error and record.error.type for record in records] == ["WorkerError"] * 2
     assert env.nodes.lost == MAX_LOST_NODES
 
 
-def test_pools_respect_max_rollouts(alone: tuple[node_module.NodeActor, Path]) -> None:
-    env = Spread(alone[0], 2, most=3)
+def test_pools_respect_max_rollouts(node_and_folder: tuple[node_module.NodeActor, Path]) -> None:
+    env = MultiNodeEnv(node_and_folder[0], 2, most=3)
     peaks: list[int] = []
 
     def record_load(count: int, request: Request) -> None:
         peaks.append(max(pool.load for pool in env.nodes._pools.values()))
 
-    records = env.generate_sync(Fateful(record_load))
-    assert list(map(facts, records)) == as_here(alone[1]) and max(peaks) == 3
+    records = env.generate_sync(HookedClient(record_load))
+    assert list(map(facts, records)) == run_locally(node_and_folder[1]) and max(peaks) == 3
     assert env.nodes._slots.held == 0
 
 
 def test_groups_with_group_rewards_share_a_pool(grouped: tuple[node_module.NodeActor, Path]) -> None:
-    env = Spread(grouped[0], 3)
+    env = MultiNodeEnv(grouped[0], 3)
     prompt_pools: dict[str, set[Any]] = {}
 
     def record_pool(count: int, request: Request) -> None:
         assert request.state is not None
         prompt_pools.setdefault(request.messages[0]["content"], set()).add(bookkeeping(request.state).remote.pool)
 
-    records = env.generate_sync(Fateful(record_pool), rollouts_per_example=3)
-    assert list(map(facts, records)) == as_here(grouped[1], 3)
+    records = env.generate_sync(HookedClient(record_pool), rollouts_per_example=3)
+    assert list(map(facts, records)) == run_locally(grouped[1], 3)
     assert {len(pools) for pools in prompt_pools.values()} == {1} and len(set.union(*prompt_pools.values())) == 3
     assert all(pool.load == 0 for pool in set.union(*prompt_pools.values()))
 
 
-async def test_a_worker_of_a_lost_node_is_closed(alone: tuple[node_module.NodeActor, Path]) -> None:
+async def test_a_worker_of_a_lost_node_is_closed(node_and_folder: tuple[node_module.NodeActor, Path]) -> None:
     """The pool is closed while the worker is starting."""
 
-    class Leaving(Near):
+    class ClosedDuringStart(LocalNode):
         async def call(self, name: str, /, *args: Any) -> Any:
             pool.close_lost("its node is lost")
             return await super().call(name, *args)
 
-    pool = WorkerPool(NodeWorkers(Leaving(alone[0], "far away"), "talk", LOCALHOST), 120.0)
+    pool = WorkerPool(NodeWorkers(ClosedDuringStart(node_and_folder[0], "far away"), "talk", LOCALHOST), 120.0)
     with pytest.raises(WorkerError, match="its node is lost"):
         await pool.open_worker()
 
@@ -318,12 +320,12 @@ async def test_a_connection_without_the_token_is_refused(monkeypatch: pytest.Mon
 async def test_a_worker_that_does_not_connect_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_pool, "FORK_TIMEOUT_S", 0.05)
 
-    class Silent(Near):
+    class UnconnectedNode(LocalNode):
         async def call(self, name: str, /, *args: Any) -> Any:
             return 1
 
     with pytest.raises(WorkerError, match=r"no worker of far away connected to 127.0.0.1:\d+ within 0.05 s"):
-        await NodeWorkers(Silent(node_module.NodeActor(), "far away"), "talk", LOCALHOST).open()
+        await NodeWorkers(UnconnectedNode(node_module.NodeActor(), "far away"), "talk", LOCALHOST).open()
 
 
 async def test_a_loading_error_on_a_node_has_its_traceback(tmp_path: Path) -> None:

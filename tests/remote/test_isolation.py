@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import environment, in_this_process
+from commands import in_process_rove, write_environment
 from tiers import first_quick
 
 import rove as vf
@@ -87,11 +87,11 @@ class Echo:
     max_concurrent = 64
 
     def __init__(self) -> None:
-        self.asked: Counter[str] = Counter()
+        self.request_counts: Counter[str] = Counter()
 
     async def respond(self, request: Request) -> Response:
         await asyncio.sleep(0.002)
-        self.asked[request.messages[0]["content"]] += 1
+        self.request_counts[request.messages[0]["content"]] += 1
         return Response(vf.AssistantMessage(f"m{len(request.messages)}"))
 
     async def close(self) -> None:
@@ -164,7 +164,7 @@ WORKER_FAILURES = {
 
 
 @pytest.mark.parametrize(
-    ("end", "place"),
+    ("end", "hook"),
     [
         *first_quick(
             [(end, position) for end in ("crash", "exit") for position in ("in_response", "in_setup", "in_reward")]
@@ -174,12 +174,12 @@ WORKER_FAILURES = {
         pytest.param("hang", "in_reward", marks=pytest.mark.slow),
     ],
 )
-def test_a_rollout_that_kills_its_worker_affects_no_other_rollout(tmp_path: Path, end: str, place: str) -> None:
+def test_a_rollout_that_kills_its_worker_affects_no_other_rollout(tmp_path: Path, end: str, hook: str) -> None:
     """The other rollouts are unchanged, and the model receives none of their requests twice."""
     code, message = WORKER_FAILURES[end]
-    number = "state['note']" if place == "in_setup" else "number"
+    number = "state['note']" if hook == "in_setup" else "number"
     broken = f"while {number} == 2: pass" if end == "hang" else f"if {number} == 2: {code}"
-    package(tmp_path / "broken", **{place: broken})
+    package(tmp_path / "broken", **{hook: broken})
     package(tmp_path / "fine")
     client = Echo()
     records = run_isolated(tmp_path / "broken", client, hang_seconds=3.0)
@@ -189,8 +189,8 @@ def test_a_rollout_that_kills_its_worker_affects_no_other_rollout(tmp_path: Path
     assert failed[0].error is not None
     assert failed[0].error.type == "WorkerError" and message in failed[0].error.message
     assert [facts(r) for r in records if not r.error] == [facts(r) for r in fine if r.info["number"] != 2]
-    assert all(times == 3 for question, times in client.asked.items() if question != "q2")
-    assert client.asked["q2"] <= 3
+    assert all(times == 3 for question, times in client.request_counts.items() if question != "q2")
+    assert client.request_counts["q2"] <= 3
 
 
 @pytest.mark.broad
@@ -243,7 +243,7 @@ def test_sys_exit_fails_only_its_own_rollout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "message"),
     first_quick(
         [
             ("import no_such_module", "No module named 'no_such_module' \\(.*talk.py, line 5\\)"),
@@ -256,8 +256,8 @@ def test_sys_exit_fails_only_its_own_rollout(tmp_path: Path) -> None:
     ),
     ids=["error", "crash", "exit", "end", "hang"],
 )
-def test_a_package_that_does_not_load_is_a_config_error(tmp_path: Path, code: str, told: str) -> None:
-    with pytest.raises(vf.ConfigError, match=told):
+def test_a_package_that_does_not_load_is_a_config_error(tmp_path: Path, code: str, message: str) -> None:
+    with pytest.raises(vf.ConfigError, match=message):
         IsolatedEnv("talk", env_dir=package(tmp_path, at_import=code), start_seconds=1.0 if "True" in code else 60.0)
 
 
@@ -296,13 +296,13 @@ def test_stdout_of_the_command_contains_only_json(tmp_path: Path) -> None:
 
 @pytest.mark.broad
 def test_errors_of_the_client_are_preserved(tmp_path: Path) -> None:
-    class Failing(Echo):
+    class FailingClient(Echo):
         async def respond(self, request: Request) -> Response:
             error = ModelError("no words today")
             error.attempts = ["HTTP 500"]
             raise error
 
-    [record, *_] = run_isolated(package(tmp_path), Failing())
+    [record, *_] = run_isolated(package(tmp_path), FailingClient())
     assert record.error is not None
     assert (record.error.phase, record.error.type, record.error.message) == ("model", "ModelError", "no words today")
     assert record.error.attempts == ["HTTP 500"]
@@ -370,9 +370,9 @@ def test_a_worker_runs_its_preparation_and_has_its_variables(tmp_path: Path) -> 
 def test_packages_for_verifiers_v0_run_isolated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rove = in_this_process(tmp_path, monkeypatch, capsys)
+    rove = in_process_rove(tmp_path, monkeypatch, capsys)
     constructor = "vf.SingleTurnEnv(dataset=[{'question': 'q', 'answer': 'a'}], rubric=vf.Rubric())"
-    environment(tmp_path, "old", f"import verifiers as vf\n\ndef load_environment():\n    return {constructor}\n")
+    write_environment(tmp_path, "old", f"import verifiers as vf\n\ndef load_environment():\n    return {constructor}\n")
     unreachable_model = ("-m", "nobody", "-b", "http://127.0.0.1:9/v1", "--max-retries", "0")
     completed = rove("eval", "old", "--env-dir", ".", "--isolated", *unreachable_model, "-r1", "--json")
     result = json.loads(completed.out)

@@ -23,7 +23,7 @@ from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.core.protocols import Request
 from rove.remote import node as node_module
-from rove.remote import ray as on_ray
+from rove.remote import ray as ray_module
 from rove.remote.isolation import Isolation
 from rove.remote.loading import open_environment, temporary_environment
 from rove.remote.rollout import MAX_LOST_NODES
@@ -31,7 +31,7 @@ from rove.runs.run import Run
 from rove.stages.reporter import SilentReporter
 from rove.stages.rl import run_rl
 from rove.train.config import RLConfig
-from tests.remote.test_distributed import Fateful, as_here
+from tests.remote.test_distributed import HookedClient, run_locally
 from tests.remote.test_isolation import Echo, facts, package, wheel
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -62,7 +62,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def add_node(cluster: Any) -> Any:
-    return cluster.add_node(num_cpus=1, object_store_memory=on_ray.OBJECT_STORE_BYTES, include_dashboard=False)
+    return cluster.add_node(num_cpus=1, object_store_memory=ray_module.OBJECT_STORE_BYTES, include_dashboard=False)
 
 
 def open_on_cluster(cluster: Any, folder: Path, **options: Any) -> Any:
@@ -108,7 +108,7 @@ def test_environments_of_a_process_share_its_actors(cluster: Any, tmp_path: Path
     assert (
         list(map(facts, first.generate_sync(Echo())))
         == list(map(facts, second.generate_sync(Echo())))
-        == as_here(tmp_path)
+        == run_locally(tmp_path)
     )
     with temporary_environment("talk", tmp_path, {}, Isolation(on=True, ray=cluster.address)) as env:
         assert len(env.nodes.nodes) == 1  # pyright: ignore[reportAttributeAccessIssue]
@@ -128,18 +128,18 @@ def test_a_killed_node_loses_no_rollout_and_repeats_no_request(cluster: Any, tmp
         if count == 60:
             killed_nodes.append(kill_node(cluster, ray))
 
-    client = Fateful(kill_one_node)
+    client = HookedClient(kill_one_node)
     summary = asyncio.run(vf.evaluate(env, client, "m", run=tmp_path / "run", rollouts_per_example=4))
     assert (summary.scored, summary.failed) == (96, 0) and env.nodes.lost == 1
     lines = Counter((outcome.example_key, outcome.rollout_index) for outcome in Run(tmp_path / "run").outcomes())
     assert len(lines) == 96 and set(lines.values()) == {1}
     assert set(client.seeds.values()) == {1} and client.seeds.total() == 96 * 3
     records = sorted(Run(tmp_path / "run").rollouts(), key=lambda record: (record.example_id, record.rollout_index))
-    assert list(map(facts, records)) == as_here(tmp_path, 4)
+    assert list(map(facts, records)) == run_locally(tmp_path, 4)
     cluster.remove_node(killed_nodes[0])
     add_node(cluster)  # Restore the number of nodes.
     second_records = env.generate_sync(Echo(), rollouts_per_example=4)
-    assert list(map(facts, second_records)) == as_here(tmp_path, 4)
+    assert list(map(facts, second_records)) == run_locally(tmp_path, 4)
     env.close()
 
 
@@ -169,18 +169,18 @@ def test_config_errors_are_raised_before_any_rollout(
         with pytest.raises(ConfigError, match=r"has rove .*, this process 0.0.1 \(old\)"):
             open_on_cluster(cluster, valid)
     ray = importlib.import_module("ray")
-    actors = on_ray.actor_registry(ray.get_runtime_context().get_job_id())
+    actors = ray_module.actor_registry(ray.get_runtime_context().get_job_id())
     assert len(actors) == NODES
     for number in range(NODES):  # Other actors take all CPUs.
         actor = actors.get(number, pytest.fail).actor
         actors.drop(number, actor)
         ray.kill(actor)
-    others = [ray.remote(num_cpus=1)(node_module.NodeActor).remote() for _ in range(NODES)]
-    ray.get([actor.about.remote() for actor in others])
+    blockers = [ray.remote(num_cpus=1)(node_module.NodeActor).remote() for _ in range(NODES)]
+    ray.get([actor.about.remote() for actor in blockers])
     with pytest.raises(ConfigError, match="no Ray actor has started within 2 s .*of the cluster's 3 CPUs 0 are free"):
         open_on_cluster(cluster, valid, start_seconds=2.0)
-    for other in others:
-        ray.kill(other)
+    for blocker in blockers:
+        ray.kill(blocker)
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ if left.read_text():
             open_on_cluster(cluster, tmp_path, ray_actors=1)
     else:
         env = open_on_cluster(cluster, tmp_path, ray_actors=1)
-        assert list(map(facts, env.generate_sync(Echo()))) == as_here(tmp_path)
+        assert list(map(facts, env.generate_sync(Echo()))) == run_locally(tmp_path)
         env.close()
     assert left_path.read_text() == ""
 
@@ -262,14 +262,14 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("address", ["nowhere", "ray://head:10001", "head:", ":6379"])
 def test_invalid_cluster_addresses_are_errors(address: str) -> None:
     with pytest.raises(ConfigError, match="expected HOST:PORT as"):
-        on_ray._check_reachable(address)
+        ray_module._check_reachable(address)
 
 
 def test_an_unreachable_cluster_is_an_error() -> None:
     with pytest.raises(
         ConfigError, match="--ray 127.0.0.1:1: nothing listens there .*`ray start --head` starts a cluster"
     ):
-        on_ray._check_reachable("127.0.0.1:1")
+        ray_module._check_reachable("127.0.0.1:1")
 
 
 def test_local_environments_are_passed_with_their_absolute_folder(
@@ -278,6 +278,9 @@ def test_local_environments_are_passed_with_their_absolute_folder(
     """An actor has another working directory."""
     package(tmp_path / "environments")
     monkeypatch.chdir(tmp_path)
-    assert on_ray._env_folder("talk", None) == str(tmp_path / "environments")
-    assert on_ray._env_folder("talk", "elsewhere") == str(tmp_path / "elsewhere")
-    assert on_ray._env_folder("tictactoe", None) is None and on_ray._env_folder("nothing_of_that_name", None) is None
+    assert ray_module._env_folder("talk", None) == str(tmp_path / "environments")
+    assert ray_module._env_folder("talk", "elsewhere") == str(tmp_path / "elsewhere")
+    assert (
+        ray_module._env_folder("tictactoe", None) is None
+        and ray_module._env_folder("nothing_of_that_name", None) is None
+    )

@@ -78,18 +78,18 @@ def write_sub_models(folder: Path, in_run: str = "pass") -> Path:
     return folder
 
 
-class Teller:
+class CountingEcho:
     """A client that repeats the last message and counts equal requests."""
 
     max_concurrent = 64
 
     def __init__(self) -> None:
-        self.asked: Counter[str] = Counter()
+        self.request_counts: Counter[str] = Counter()
 
     async def respond(self, request: Request) -> Response:
         await asyncio.sleep(0.005 if "left" in str(request.messages[-1]) else 0.001)
         key = f"{request.seed} {request.messages} {request.sampling_params.temperature}"
-        self.asked[key] += 1
+        self.request_counts[key] += 1
         return Response(vf.AssistantMessage(f"{request.messages[-1]['content']}!"), vf.Usage(3, 2))
 
     async def close(self) -> None:
@@ -105,11 +105,11 @@ def roles_of(record: vf.RolloutRecord) -> dict[str, list[Any]]:
 @pytest.mark.parametrize("trained", first_quick([True, False]))
 def test_sub_model_requests_equal_local_ones(tmp_path: Path, trained: bool) -> None:
     write_sub_models(tmp_path)
-    clients, results = [Teller(), Teller()], []
+    clients, results = [CountingEcho(), CountingEcho()], []
     for client, load in zip(clients, (vf.load_environment, load_isolated)):
         records = load("subs", tmp_path, trained=trained).generate_sync(client, rollouts_per_example=2)
         results.append([(*facts(record), roles_of(record), record.usage) for record in records])
-    assert results[0] == results[1] and clients[0].asked == clients[1].asked
+    assert results[0] == results[1] and clients[0].request_counts == clients[1].request_counts
     assert all((record[-2] == {}) == trained for record in results[0])
     assert all(record[3].reward == (10 if trained else 6) for record in results[0])
 
@@ -122,15 +122,15 @@ def load_isolated(name: str, folder: Path | None, **arguments: Any) -> vf.Enviro
 def test_a_crash_repeats_no_sub_model_request(tmp_path: Path, trained: bool) -> None:
     write_sub_models(tmp_path / "broken", f"if state['info']['number'] == 2 and count == 1: {CRASH}")
     write_sub_models(tmp_path / "fine")
-    client = Teller()
+    client = CountingEcho()
     records = load_isolated("subs", tmp_path / "broken", trained=trained).generate_sync(client)
-    fine = vf.load_environment("subs", tmp_path / "fine", trained=trained).generate_sync(Teller())
+    fine = vf.load_environment("subs", tmp_path / "fine", trained=trained).generate_sync(CountingEcho())
     failed = [record for record in records if record.error]
     assert [record.info["number"] for record in failed] == [2]
     assert failed[0].error is not None and "SIGSEGV" in failed[0].error.message
     succeeded = [(*facts(record), roles_of(record)) for record in records if not record.error]
     assert succeeded == [(*facts(record), roles_of(record)) for record in fine if record.info["number"] != 2]
-    assert set(client.asked.values()) == {1}
+    assert set(client.request_counts.values()) == {1}
 
 
 @pytest.mark.broad
@@ -146,14 +146,14 @@ def test_cleanup_runs_once_in_a_new_worker_if_the_first_one_dies(
             rollout.worker.close("it died")
         await clean_up(rollout, keep)
 
-    reference = load_isolated("subs", tmp_path, trained=True).generate_sync(Teller())
+    reference = load_isolated("subs", tmp_path, trained=True).generate_sync(CountingEcho())
     monkeypatch.setattr(RemoteRollout, "clean_up", kill_worker_first)
-    client = Teller()
+    client = CountingEcho()
     records = load_isolated("subs", tmp_path, trained=True).generate_sync(client)
     assert [(*facts(record), record.reward) for record in records] == [
         (*facts(expected), expected.reward) for expected in reference
     ]
-    assert set(client.asked.values()) == {1}
+    assert set(client.request_counts.values()) == {1}
 
 
 @pytest.mark.broad
@@ -190,7 +190,7 @@ def test_turns_that_the_environment_omits_are_not_recorded(tmp_path: Path) -> No
     file.write_text(file.read_text().replace('state["trajectory"] += inner["trajectory"]', "pass"))
     results = []
     for load in (vf.load_environment, load_isolated):
-        records = load("subs", tmp_path, trained=True).generate_sync(Teller())
+        records = load("subs", tmp_path, trained=True).generate_sync(CountingEcho())
         results.append([(*facts(record), record.usage) for record in records])
     assert results[0] == results[1] and all(len(record[2][2]) == 2 for record in results[0])
 
@@ -202,7 +202,7 @@ def test_cancelling_a_sub_call_cancels_its_model_request(tmp_path: Path) -> None
     write_sub_models(tmp_path, f"(await {wait})[1].pop().cancel()")
     cancelled: list[str] = []
 
-    class Waits(Teller):
+    class HangingClient(CountingEcho):
         async def respond(self, request: Request) -> Response:
             if "never" in str(request.messages[-1]):
                 try:
@@ -212,11 +212,11 @@ def test_cancelling_a_sub_call_cancels_its_model_request(tmp_path: Path) -> None
                     raise
             return await super().respond(request)
 
-    records = load_isolated("subs", tmp_path).generate_sync(Waits())
+    records = load_isolated("subs", tmp_path).generate_sync(HangingClient())
     assert [record.error for record in records] == [None] * 4 and len(cancelled) == 8
 
 
-ASKS_SOURCE = """
+MODEL_CALLS_SOURCE = """
 import rove as vf
 
 def letters(completion):
@@ -235,7 +235,7 @@ def load_environment():
 @pytest.mark.broad
 def test_isolated_training_equals_local_training(tmp_path: Path) -> None:
     """Rollouts and metrics are equal; the order of rollouts differs, so sums may differ in the last digits."""
-    (tmp_path / "asks.py").write_text(ASKS_SOURCE)
+    (tmp_path / "asks.py").write_text(MODEL_CALLS_SOURCE)
     evaluation = EvaluationConfig(env="asks", every=1, max_tokens=4, num_examples=2)
     config = settings(env="asks", env_dir=str(tmp_path), steps=1, evaluation=[evaluation])
     weights: list[dict[str, torch.Tensor]] = []
@@ -248,8 +248,8 @@ def test_isolated_training_equals_local_training(tmp_path: Path) -> None:
         for name in ("here", "there")
     ]
     assert rollouts[0] == rollouts[1] and len(rollouts[0]) == 16
-    [here], [there] = metrics_of(tmp_path / "here"), metrics_of(tmp_path / "there")
-    assert here == pytest.approx(there, rel=1e-4, abs=1e-6) and "eval/asks/reward/mean" in here
+    [local], [isolated] = metrics_of(tmp_path / "here"), metrics_of(tmp_path / "there")
+    assert local == pytest.approx(isolated, rel=1e-4, abs=1e-6) and "eval/asks/reward/mean" in local
     assert all(
         torch.allclose(local_weights, remote_weights, atol=1e-5)
         for local_weights, remote_weights in zip(weights[0].values(), weights[1].values())
@@ -312,7 +312,7 @@ def test_external_agents_run_in_the_worker(tmp_path: Path) -> None:
     write_agent(tmp_path)
     results = []
     for load in (vf.load_environment, load_isolated):
-        records = load("talker", tmp_path).generate_sync(Teller(), rollouts_per_example=2)
+        records = load("talker", tmp_path).generate_sync(CountingEcho(), rollouts_per_example=2)
         results.append(list(map(agent_facts, records)))
     assert results[0] == results[1]
     assert all(record[3] is not None and record[3].reward == 1.0 and len(record[2]) == 2 for record in results[0])
@@ -323,23 +323,25 @@ def test_sampling_parameters_of_an_agent_are_applied(tmp_path: Path) -> None:
     write_agent(tmp_path)
     max_tokens: list[int | None] = []
 
-    class Notes(Teller):
+    class MaxTokensRecorder(CountingEcho):
         async def respond(self, request: Request) -> Response:
             max_tokens.append(request.sampling_params.max_tokens)
             return await super().respond(request)
 
-    load_isolated("talker", tmp_path).generate_sync(Notes(), num_examples=1, sampling_args={"max_tokens": 50})
+    load_isolated("talker", tmp_path).generate_sync(
+        MaxTokensRecorder(), num_examples=1, sampling_args={"max_tokens": 50}
+    )
     assert sorted(n or 0 for n in max_tokens) == [5, 50]
 
 
 @pytest.mark.broad
 def test_an_agent_that_kills_its_worker_affects_no_other_and_repeats_no_request(tmp_path: Path) -> None:
     write_agent(tmp_path, f"if number == 2: {CRASH}")
-    client = Teller()
+    client = CountingEcho()
     records = load_isolated("talker", tmp_path).generate_sync(client)
     assert [record.info["number"] for record in records if record.error] == [2]
     assert all(record.reward == 1.0 for record in records if not record.error)
-    requests = Counter(key.split(" ", 1)[1] for key in client.asked.elements())
+    requests = Counter(key.split(" ", 1)[1] for key in client.request_counts.elements())
     assert set(requests.values()) == {1} and len(requests) == 8
 
 
@@ -354,7 +356,7 @@ def test_child_processes_of_a_dead_worker_are_killed(tmp_path: Path) -> None:
         f"import os, signal, time; print(os.getpid(), file=open({str(note)!r}, 'a')); {kill}",
     ]
     records = load_isolated("talker", tmp_path, command=program).generate_sync(
-        Teller(), num_examples=1, rollouts_per_example=1
+        CountingEcho(), num_examples=1, rollouts_per_example=1
     )
     assert [record.error and record.error.type for record in records] == ["WorkerError"]
     started = list(map(int, note.read_text().split()))
@@ -373,8 +375,8 @@ def test_a_function_in_this_process_can_be_the_opponent() -> None:
         env: Any = load("tictactoe", None, num_examples=6)
         assert env.two_player
 
-        async def choose_last(view: str, legal: list[str], board: Any = None, seen: list[str] = views_seen) -> str:
-            seen.append(view)
+        async def choose_last(view: str, legal: list[str], board: Any = None, received: list[str] = views_seen) -> str:
+            received.append(view)
             return legal[-1]
 
         env.opponent = choose_last

@@ -12,7 +12,7 @@ from rove.rendering.tool_calls import FORMATS
 
 TOOLS = ("save", "get-weather", "search.web")
 
-LEFT = {
+CALLS_LEFT_IN_TEXT = {
     "Hermes": '<tool_call>\n{"name": "save", "arguments": {"x": 1}}\n</tool_call>',
     "Hermes after reasoning": '<think>save?</think>\n<tool_call>{"arguments": {"x": 1}, "name": "save"}</tool_call>',
     "Hermes after text": 'I store it now.\n<tool_call>\n{"name": "save", "arguments": {"x": 1}}\n</tool_call>',
@@ -183,14 +183,14 @@ ORDINARY = {
 }
 
 
-@each_row("form", LEFT)
+@each_row("form", CALLS_LEFT_IN_TEXT)
 def test_a_call_left_in_the_text_is_found(form: str):
-    assert call_left_in(LEFT[form], TOOLS) in TOOLS
+    assert call_left_in(CALLS_LEFT_IN_TEXT[form], TOOLS) in TOOLS
 
 
-@pytest.mark.parametrize("form", LEFT)
-def test_a_call_of_another_environments_tool_is_none(form: str):
-    assert call_left_in(LEFT[form], ("sav", "weather", "web", "unrelated")) is None
+@pytest.mark.parametrize("form", CALLS_LEFT_IN_TEXT)
+def test_a_call_of_another_environments_tool_is_not_found(form: str):
+    assert call_left_in(CALLS_LEFT_IN_TEXT[form], ("sav", "weather", "web", "unrelated")) is None
 
 
 @each_row("kind", ORDINARY)

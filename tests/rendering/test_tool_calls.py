@@ -119,7 +119,7 @@ def test_any_text_can_be_parsed(tool_format: Format, pieces: list[str]):
 
 
 @each_row(
-    ("how", "text", "outside", "calls"),
+    ("format_name", "text", "outside", "calls"),
     [
         ("hermes", 'Hm.\n<tool_call>\n{"name": "f", "arguments": {"a": [null]}}\n</tool_call>', "Hm.", [("f", {"a": [None]})]),
         ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", [("f", {})]),
@@ -156,12 +156,14 @@ def test_any_text_can_be_parsed(tool_format: Format, pieces: list[str]):
         ("mistral_named", '[TOOL_CALLS]f[CALL_ID][ARGS]{"a": 1}', "", [("f", {"a": 1})]),
     ],
 )  # fmt: skip
-def test_calls_of_each_format_are_parsed(how: str, text: str, outside: str, calls: list[tuple[str, dict[str, Any]]]):
-    assert read(text, how) == (outside, calls)
+def test_calls_of_each_format_are_parsed(
+    format_name: str, text: str, outside: str, calls: list[tuple[str, dict[str, Any]]]
+):
+    assert read(text, format_name) == (outside, calls)
 
 
 @each_row(
-    ("how", "text"),
+    ("format_name", "text"),
     [
         ("hermes", "no call at all"),
         ("hermes", "<tool_call></tool_call>"),
@@ -207,8 +209,8 @@ def test_calls_of_each_format_are_parsed(how: str, text: str, outside: str, call
         ("mistral_named", "[TOOL_CALLS]f[ARGS]"),
     ],
 )
-def test_malformed_calls_stay_text(how: str, text: str):
-    assert read(text, how) == (text, [])
+def test_malformed_calls_stay_text(format_name: str, text: str):
+    assert read(text, format_name) == (text, [])
 
 
 @pytest.mark.parametrize(
@@ -279,14 +281,14 @@ def test_the_tool_call_format_is_detected_from_the_template(template: str, name:
 def test_a_cut_response_keeps_its_complete_calls(tool_format: Format):
     calls = [Call("f", {"a": [{"b": ")}"}], "c": "</tool_call>"}), Call("g", {})]
     text = tool_format.write(calls)
-    kept = set()
+    call_counts = set()
     for length in range(len(text)):
         content, parsed = read_calls(text[:length], tool_format, ["f", "g"], is_cut=True)
         parsed_calls = calls_of({"tool_calls": parsed})
         assert parsed_calls is not None and parsed_calls == calls[: len(parsed_calls)]
         assert content == ("" if parsed else text[:length])
-        kept.add(len(parsed_calls))
-    assert kept >= {0, 1}
+        call_counts.add(len(parsed_calls))
+    assert call_counts >= {0, 1}
     assert read_calls(text[:-20], tool_format, ["f", "g"])[1] == [] or tool_format.name in ("llama3", "mistral_named")
 
 

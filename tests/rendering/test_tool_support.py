@@ -245,7 +245,7 @@ def test_calls_are_given_as_text_if_the_template_hides_a_result_after_calls():
 
 
 @each_row(
-    ("how", "text", "expected"),
+    ("format_name", "text", "expected"),
     [
         ("qwen_xml", "Hm.<tool_call>\n<function=f>\n<parameter=text>\n1\n</parameter>\n</function>\n</tool_call>", {"text": "1"}),
         ("qwen_xml", "<tool_call><function=f><parameter=count>7</parameter></function></tool_call>", {"count": 7}),
@@ -262,8 +262,8 @@ def test_calls_are_given_as_text_if_the_template_hides_a_result_after_calls():
         ("glm", "<think>no</think><tool_call>f\n</tool_call>", {}),
     ],
 )  # fmt: skip
-def test_values_without_types_get_those_of_the_schema(how: str, text: str, expected: dict[str, Any]):
-    [tool_format] = [one for one in TAG_FORMATS if one.name == how]
+def test_values_without_types_get_those_of_the_schema(format_name: str, text: str, expected: dict[str, Any]):
+    [tool_format] = [candidate for candidate in TAG_FORMATS if candidate.name == format_name]
     _, calls = read_calls(text, tool_format, schemas=schemas_of(TOOLS))
     assert calls_of({"tool_calls": calls}) == [Call("f", expected)]
 
@@ -312,7 +312,7 @@ def test_an_argument_of_an_invalid_schema_has_an_unknown_type(parameters: Any):
 
 
 @each_row(
-    ("how", "text"),
+    ("format_name", "text"),
     [
         ("qwen_xml", "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>"),
         ("qwen_xml", "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>"),
@@ -322,23 +322,25 @@ def test_an_argument_of_an_invalid_schema_has_an_unknown_type(parameters: Any):
         ("glm", '<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
     ],
 )  # fmt: skip
-def test_malformed_tags_are_text(how: str, text: str):
-    [tool_format] = [one for one in TAG_FORMATS if one.name == how]
+def test_malformed_tags_are_text(format_name: str, text: str):
+    [tool_format] = [candidate for candidate in TAG_FORMATS if candidate.name == format_name]
     assert read_calls(text, tool_format) == (text, [])
 
 
 def test_the_example_for_a_malformed_call_is_of_the_format_that_the_model_began():
-    begun = unparsed_call_format("<tool_call>\n<function=f>\n<parameter=a>")
-    assert begun is not None and begun.name == "qwen_xml"
-    begun = unparsed_call_format('<tool_call>\n{"name": "f"')
-    assert begun is not None and begun.name == "hermes"
+    detected = unparsed_call_format("<tool_call>\n<function=f>\n<parameter=a>")
+    assert detected is not None and detected.name == "qwen_xml"
+    detected = unparsed_call_format('<tool_call>\n{"name": "f"')
+    assert detected is not None and detected.name == "hermes"
 
 
 THINKING_TAIL = "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
-SHOWN = "{{ ('<think></think>' if '<think>' not in m.content and '</think>' not in m.content else '') + m.content }}"
+SHOWN_REASONING = (
+    "{{ ('<think></think>' if '<think>' not in m.content and '</think>' not in m.content else '') + m.content }}"
+)
 FORMS = {
     "text": "{{ '<think>\n' if '</think>' in m.content else '' }}{{ m.content }}",
-    "tagged": SHOWN,
+    "tagged": SHOWN_REASONING,
     "field": "{{ '<think>\n' + (m.reasoning_content or '') + '\n</think>\n\n' }}{{ m.content }}",
 }
 
@@ -364,7 +366,9 @@ def test_reasoning_that_the_prompt_opened_is_continued_in_the_next_turn(form: st
 def test_calls_without_reasoning_are_trained_with_a_closed_block():
     """Nemotron 3 writes <think></think> before them, although its prompt opens the block with a line break."""
     body = (
-        "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}" + SHOWN + "{% for call in m.tool_calls "
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}"
+        + SHOWN_REASONING
+        + "{% for call in m.tool_calls "
     )
     body += (
         "or [] %}{% set function = call.function %}" + QWEN_CALL + "{% endfor %}{% else %}{{ m.content }}{% endif %}"
@@ -391,7 +395,7 @@ def test_ids_of_other_models_are_replaced_where_a_template_rejects_them():
 
 
 @each_row(
-    ("how", "text", "id"),
+    ("format_name", "text", "id"),
     [
         ("mistral_named", "[TOOL_CALLS]f[CALL_ID]aB3456789[ARGS]{}", "aB3456789"),
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}, "id": "aB3456789"}]', "aB3456789"),
@@ -403,8 +407,8 @@ def test_ids_of_other_models_are_replaced_where_a_template_rejects_them():
         ),
     ],
 )
-def test_an_id_that_the_model_wrote_is_kept(how: str, text: str, id: str):
-    [tool_format] = [one for one in ALL_FORMATS if one.name == how]
+def test_an_id_that_the_model_wrote_is_kept(format_name: str, text: str, id: str):
+    [tool_format] = [candidate for candidate in ALL_FORMATS if candidate.name == format_name]
     [call] = read_calls(text, tool_format)[1]
     assert call["id"] == id
 

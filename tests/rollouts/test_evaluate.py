@@ -7,9 +7,9 @@ import json
 
 import msgspec
 import pytest
-from fault_endpoint import Answer, FaultEndpoint
+from fault_endpoint import FaultEndpoint, HttpResponse
 from tiers import each_row
-from toys import Quiz, Talk, right, roll, says
+from toy_envs import Quiz, Talk, generate_sync, oracle, scripted_client
 
 import rove as vf
 from rove.clients.limiter import Limiter
@@ -49,13 +49,13 @@ def test_records_are_in_the_order_of_examples_and_group_members():
             await asyncio.sleep(0)
         return "hi"
 
-    records = roll(Quiz(4), says(policy), rollouts_per_example=3)
+    records = generate_sync(Quiz(4), scripted_client(policy), rollouts_per_example=3)
     assert positions(records) == [(i, j) for i in range(4) for j in range(3)]
 
 
 def test_num_examples_limits_the_examples():
-    assert positions(roll(Quiz(4), says("hi"), num_examples=2)) == [(0, 0), (1, 0)]
-    assert len(roll(Quiz(4), says("hi"))) == 4
+    assert positions(generate_sync(Quiz(4), scripted_client("hi"), num_examples=2)) == [(0, 0), (1, 0)]
+    assert len(generate_sync(Quiz(4), scripted_client("hi"))) == 4
 
 
 def test_an_evaluation_starts_no_more_tasks_than_rollouts():
@@ -65,33 +65,36 @@ def test_an_evaluation_starts_no_more_tasks_than_rollouts():
         tasks.append(len(asyncio.all_tasks()))
         return "hi"
 
-    assert len(roll(Quiz(4), says(policy, max_concurrent=256), num_examples=2, rollouts_per_example=2)) == 4
+    assert (
+        len(generate_sync(Quiz(4), scripted_client(policy, max_concurrent=256), num_examples=2, rollouts_per_example=2))
+        == 4
+    )
     assert max(tasks) < 20
 
 
 def test_examples_can_be_skipped():
-    assert positions(roll(Quiz(5), says("hi"), skip_examples=3)) == [(3, 0), (4, 0)]
-    assert positions(roll(Quiz(5), says("hi"), skip_examples=1, num_examples=2)) == [(1, 0), (2, 0)]
-    whole = {record.example_id: record for record in roll(Quiz(5), says("hi"))}
-    for record in roll(Quiz(5), says("hi"), skip_examples=2):  # the same rollouts as without
+    assert positions(generate_sync(Quiz(5), scripted_client("hi"), skip_examples=3)) == [(3, 0), (4, 0)]
+    assert positions(generate_sync(Quiz(5), scripted_client("hi"), skip_examples=1, num_examples=2)) == [(1, 0), (2, 0)]
+    whole = {record.example_id: record for record in generate_sync(Quiz(5), scripted_client("hi"))}
+    for record in generate_sync(Quiz(5), scripted_client("hi"), skip_examples=2):  # the same rollouts as without
         assert (record.example_key, record.seed) == (
             whole[record.example_id].example_key,
             whole[record.example_id].seed,
         )
     with pytest.raises(vf.ConfigError, match="no rows after the first 5; there is nothing to evaluate"):
-        roll(Quiz(5), says("hi"), skip_examples=5)
+        generate_sync(Quiz(5), scripted_client("hi"), skip_examples=5)
     with pytest.raises(vf.ConfigError, match="skip_examples is -1; expected an integer, 0 or more"):
-        roll(Quiz(5), says("hi"), skip_examples=-1)
+        generate_sync(Quiz(5), scripted_client("hi"), skip_examples=-1)
 
 
 def test_evaluation_rows_are_used_unless_training_rows_are_requested():
     env = Quiz(dataset=[{"question": "train"}], eval_dataset=[{"question": "eval"}])
-    assert roll(env, says("hi"))[0].prompt == [vf.UserMessage("eval")]
-    assert roll(env, says("hi"), train=True)[0].prompt == [vf.UserMessage("train")]
+    assert generate_sync(env, scripted_client("hi"))[0].prompt == [vf.UserMessage("eval")]
+    assert generate_sync(env, scripted_client("hi"), train=True)[0].prompt == [vf.UserMessage("train")]
 
 
 def test_errors_are_counted_separately_from_rewards():
-    summary = asyncio.run(vf.evaluate(Quiz(4), says(Flaky(1)), max_concurrent=1))
+    summary = asyncio.run(vf.evaluate(Quiz(4), scripted_client(Flaky(1)), max_concurrent=1))
     assert (summary.rollouts, summary.scored, summary.failed) == (4, 3, 1)
     assert summary.reward.mean == 1.0
     assert summary.to_dict()["functions"]["correct"] == {
@@ -107,7 +110,7 @@ def test_errors_are_counted_separately_from_rewards():
 
 def test_on_record_receives_every_record():
     records_seen = []
-    records = roll(Quiz(3), says(right), on_record=records_seen.append)
+    records = generate_sync(Quiz(3), scripted_client(oracle), on_record=records_seen.append)
     assert sorted(positions(records_seen)) == positions(records)
 
 
@@ -117,9 +120,9 @@ def test_on_record_receives_every_record():
 def test_every_rollout_is_saved_when_it_finishes(tmp_path):
     with start_run(tmp_path) as run:
         saved_counts = []
-        records = roll(
+        records = generate_sync(
             Quiz(3),
-            says(right),
+            scripted_client(oracle),
             run=run,
             max_concurrent=1,
             on_record=lambda record: saved_counts.append(len(list(run.rollouts()))),
@@ -131,12 +134,17 @@ def test_every_rollout_is_saved_when_it_finishes(tmp_path):
 def test_resuming_skips_finished_rollouts_and_repeats_failed_ones(tmp_path):
     with start_run(tmp_path) as run:
         first = Flaky(1, 4)
-        roll(Quiz(3), says(first), rollouts_per_example=2, run=run, max_concurrent=1)
+        generate_sync(Quiz(3), scripted_client(first), rollouts_per_example=2, run=run, max_concurrent=1)
         assert len(first.calls) == 6
     with start_run(tmp_path) as run:
         second, records_seen = Flaky(), []
-        records = roll(
-            Quiz(3), says(second), rollouts_per_example=2, run=run, max_concurrent=1, on_record=records_seen.append
+        records = generate_sync(
+            Quiz(3),
+            scripted_client(second),
+            rollouts_per_example=2,
+            run=run,
+            max_concurrent=1,
+            on_record=records_seen.append,
         )
         assert second.calls == ["0", "2"]
         assert positions(records) == [(i, j) for i in range(3) for j in range(2)]
@@ -146,7 +154,7 @@ def test_resuming_skips_finished_rollouts_and_repeats_failed_ones(tmp_path):
         )  # each once: first the saved records, then the new ones
     with start_run(tmp_path) as run:
         third = Flaky()
-        assert roll(Quiz(3), says(third), rollouts_per_example=2, run=run) == records
+        assert generate_sync(Quiz(3), scripted_client(third), rollouts_per_example=2, run=run) == records
         assert third.calls == []
 
 
@@ -154,7 +162,7 @@ def test_resuming_after_a_stop_gives_the_records_of_an_uninterrupted_run(tmp_pat
     def policy(messages, state, rng):
         return f"{rng.random()}"
 
-    uninterrupted = roll(Quiz(5), says(policy), rollouts_per_example=2)
+    uninterrupted = generate_sync(Quiz(5), scripted_client(policy), rollouts_per_example=2)
 
     class StopError(Exception):
         pass
@@ -167,23 +175,32 @@ def test_resuming_after_a_stop_gives_the_records_of_an_uninterrupted_run(tmp_pat
             raise StopError
 
     with start_run(tmp_path) as run, pytest.raises(StopError):
-        roll(Quiz(5), says(policy), rollouts_per_example=2, run=run, on_record=stop_after_three, max_concurrent=1)
+        generate_sync(
+            Quiz(5),
+            scripted_client(policy),
+            rollouts_per_example=2,
+            run=run,
+            on_record=stop_after_three,
+            max_concurrent=1,
+        )
     with start_run(tmp_path) as run:
         assert len(list(run.rollouts())) == 3
-        resumed = roll(Quiz(5), says(policy), rollouts_per_example=2, run=run)
+        resumed = generate_sync(Quiz(5), scripted_client(policy), rollouts_per_example=2, run=run)
     assert [record.completion for record in resumed] == [record.completion for record in uninterrupted]
     assert [record.seed for record in resumed] == [record.seed for record in uninterrupted]
 
 
 def test_a_run_can_be_extended_with_examples_and_group_members(tmp_path):
     with start_run(tmp_path) as run:
-        roll(Quiz(2), says(right), run=run)
+        generate_sync(Quiz(2), scripted_client(oracle), run=run)
     with start_run(tmp_path) as run:
         more_client = Flaky()
-        assert len(roll(Quiz(3), says(more_client), rollouts_per_example=2, run=run)) == 6
+        assert len(generate_sync(Quiz(3), scripted_client(more_client), rollouts_per_example=2, run=run)) == 6
         assert len(more_client.calls) == 4
         fewer, records_seen = Flaky(), []
-        assert positions(roll(Quiz(1), says(fewer), run=run, on_record=records_seen.append)) == [(0, 0)]
+        assert positions(generate_sync(Quiz(1), scripted_client(fewer), run=run, on_record=records_seen.append)) == [
+            (0, 0)
+        ]
         assert (fewer.calls, positions(records_seen)) == ([], [(0, 0)])
 
 
@@ -199,12 +216,17 @@ def test_an_incomplete_group_is_repeated_as_a_whole(tmp_path):
         return Quiz(2, rubric=vf.Rubric([size]))
 
     with start_run(tmp_path) as run:
-        roll(env(), says(Flaky(1)), rollouts_per_example=3, run=run, max_concurrent=1)
+        generate_sync(env(), scripted_client(Flaky(1)), rollouts_per_example=3, run=run, max_concurrent=1)
     assert sizes == [2, 3]
     with start_run(tmp_path) as run:
         resumed, records_seen = Flaky(), []
-        records = roll(
-            env(), says(resumed), rollouts_per_example=3, run=run, max_concurrent=1, on_record=records_seen.append
+        records = generate_sync(
+            env(),
+            scripted_client(resumed),
+            rollouts_per_example=3,
+            run=run,
+            max_concurrent=1,
+            on_record=records_seen.append,
         )
     assert resumed.calls == ["0", "0", "0"]
     assert [record.reward for record in records] == [3.0] * 6
@@ -213,24 +235,28 @@ def test_an_incomplete_group_is_repeated_as_a_whole(tmp_path):
 
 def test_a_changed_row_counts_as_a_new_example(tmp_path):
     with start_run(tmp_path) as run:
-        roll(Quiz(2), says(right), run=run)
+        generate_sync(Quiz(2), scripted_client(oracle), run=run)
         changed = Quiz(dataset=[{"question": "q0", "answer": "0"}, {"question": "q1", "answer": "one"}])
         policy = Flaky()
-        assert [record.answer for record in roll(changed, says(policy), run=run)] == ["0", "one"]
+        assert [record.answer for record in generate_sync(changed, scripted_client(policy), run=run)] == ["0", "one"]
         assert policy.calls == ["one"]
 
 
 def test_the_summary_of_a_run_is_written_when_it_is_complete(tmp_path):
     with start_run(tmp_path) as run:
         assert run.summary() is None
-        summary = asyncio.run(vf.evaluate(Quiz(2), says(right), run=run, rollouts_per_example=2))
+        summary = asyncio.run(vf.evaluate(Quiz(2), scripted_client(oracle), run=run, rollouts_per_example=2))
         # As JSON, where a limit that does not exist is null.
         assert run.summary() == msgspec.json.decode(msgspec.json.encode(summary.to_dict()))
         assert summary.run is run
 
 
 def test_the_last_success_of_a_rollout_counts(tmp_path):
-    records = roll(Quiz(1), says(Flaky(0))) + roll(Quiz(1), says("wrong")) + roll(Quiz(1), says(right))
+    records = (
+        generate_sync(Quiz(1), scripted_client(Flaky(0)))
+        + generate_sync(Quiz(1), scripted_client("wrong"))
+        + generate_sync(Quiz(1), scripted_client(oracle))
+    )
     with start_run(tmp_path) as run:
         run.append_rollout(records[0])
         assert list(run.finished()) == []
@@ -249,7 +275,7 @@ def test_a_dataset_contains_the_scored_rollouts_with_at_least_min_reward():
         return state["answer"] if state["answer"] != "2" else "wrong"
 
     env = Quiz(dataset=[{"question": f"q{i}", "answer": str(i), "info": {"i": i}} for i in range(4)])
-    records = roll(env, says(policy))
+    records = generate_sync(env, scripted_client(policy))
     assert [row["answer"] for row in vf.make_dataset(records)] == ["0", "2", "3"]
     assert [row["answer"] for row in vf.make_dataset(records, min_reward=1.0)] == ["0", "3"]
     assert vf.make_dataset(records, min_reward=1.5) == []
@@ -266,13 +292,13 @@ def test_a_dataset_contains_the_scored_rollouts_with_at_least_min_reward():
 def test_a_dataset_can_be_a_hugging_face_dataset_for_an_environment():
     from datasets import Dataset
 
-    rows = vf.make_dataset(roll(Quiz(2), says(right)))
+    rows = vf.make_dataset(generate_sync(Quiz(2), scripted_client(oracle)))
     env = Quiz(dataset=Dataset.from_list(rows))
     assert [example["prompt"] for example in env.get_dataset()] == [[vf.UserMessage("q0")], [vf.UserMessage("q1")]]
 
 
 def test_conversation_texts_contain_all_messages():
-    assert conversation_texts(roll(Quiz(2, system_prompt="Be brief."), says("hi"))) == [
+    assert conversation_texts(generate_sync(Quiz(2, system_prompt="Be brief."), scripted_client("hi"))) == [
         "Be brief.\nq0\nhi",
         "Be brief.\nq1\nhi",
     ]
@@ -281,7 +307,7 @@ def test_conversation_texts_contain_all_messages():
 def test_sampling_args_of_the_environment_apply_unless_the_caller_overrides_them() -> None:
     sampling_args_seen = []
 
-    class Listening:
+    class RecordingClient:
         max_concurrent = 1
 
         async def respond(self, request):
@@ -295,7 +321,7 @@ def test_sampling_args_of_the_environment_apply_unless_the_caller_overrides_them
         dataset=[{"question": "?"}], sampling_args={"max_completion_tokens": 100, "temperature": 0.5}
     )
     for args in (None, {"temperature": None, "max_tokens": 5}):
-        env.generate_sync(Listening(), "some-model", sampling_args=args)
+        env.generate_sync(RecordingClient(), "some-model", sampling_args=args)
     assert [(s.max_tokens, s.temperature) for s in sampling_args_seen] == [(100, 0.5), (5, 0.5)]
 
 
@@ -312,12 +338,12 @@ def test_the_model_is_the_second_positional_argument() -> None:
 def client_with_usage(count: int) -> vf.Client:
     """Return a client whose responses use 10 prompt tokens and `count` completion tokens."""
 
-    class Counted(vf.ScriptedClient):
+    class ClientWithUsage(vf.ScriptedClient):
         async def respond(self, request):
             response = await super().respond(request)
             return msgspec.structs.replace(response, usage=vf.Usage(10, count))
 
-    return Counted(lambda messages, state, rng: "hi")
+    return ClientWithUsage(lambda messages, state, rng: "hi")
 
 
 @each_row(
@@ -333,7 +359,7 @@ def client_with_usage(count: int) -> vf.Client:
 def test_a_rollout_that_reaches_a_limit_is_scored_as_it_is(limits, turns, stop, truncated):
     env = Talk(turns=5, rubric=vf.Rubric([lambda state: float(len(state["trajectory"]))]))
     price = Price(input=0.0, output=200.0)
-    [record] = roll(env, client_with_usage(5), limits=limits, price=price)
+    [record] = generate_sync(env, client_with_usage(5), limits=limits, price=price)
     assert (record.reward, record.stop_condition, record.is_truncated, record.error) == (turns, stop, truncated, None)
 
 
@@ -343,7 +369,7 @@ def test_a_time_limit_of_the_run_overrides_a_longer_one_of_the_environment():
         return "hi"
 
     env = Talk(turns=5, timeout_seconds=60)
-    [record] = roll(env, says(slow_later), limits=vf.Limits(timeout_seconds=0.05))
+    [record] = generate_sync(env, scripted_client(slow_later), limits=vf.Limits(timeout_seconds=0.05))
     assert (record.stop_condition, record.is_truncated, record.error) == ("timeout_reached", True, None)
 
 
@@ -351,13 +377,13 @@ def test_a_timeout_before_the_first_response_is_an_error():
     async def never(messages, state, rng):
         await asyncio.Event().wait()
 
-    [record] = roll(Talk(turns=1), says(never), limits=vf.Limits(timeout_seconds=0.05))
+    [record] = generate_sync(Talk(turns=1), scripted_client(never), limits=vf.Limits(timeout_seconds=0.05))
     assert (record.reward, record.error and record.error.type) == (None, "InfraError")
 
 
 @pytest.mark.parametrize("answers", [0, 1])
 async def test_a_rollout_that_is_rate_limited_until_its_timeout_gets_no_score(answers):
-    refused = Answer(429, "busy", {"Retry-After": "30"})
+    refused = HttpResponse(429, "busy", {"Retry-After": "30"})
     async with FaultEndpoint(lambda number, body: "ok" if number < answers else refused) as server:
         client = vf.OpenAIClient(server.base_url)
         async with asyncio.timeout(20):  # the requested pause does not delay the end of the run
@@ -374,7 +400,7 @@ async def test_a_slow_setup_is_not_taken_for_a_slow_endpoint():
         async def setup_state(self, state: vf.State, **kwargs: object) -> None:
             await asyncio.sleep(30)
 
-    [record] = await vf.generate(Slow(turns=1), says("hello"), limits={"timeout_seconds": 0.1})
+    [record] = await vf.generate(Slow(turns=1), scripted_client("hello"), limits={"timeout_seconds": 0.1})
     assert record.error is not None and "0.1 s passed in setup_state" in record.error.message
 
 
@@ -405,7 +431,7 @@ def test_a_spent_budget_does_not_hide_what_is_finished(tmp_path):
 @pytest.mark.parametrize("options", [{"budget": 1.0}, {"limits": {"max_cost": 1.0}}])
 def test_cost_limits_require_a_price(options):
     with pytest.raises(vf.ConfigError, match="needs a price"):
-        roll(Quiz(), says("hi"), **options)
+        generate_sync(Quiz(), scripted_client("hi"), **options)
 
 
 @pytest.mark.parametrize(("max_errors", "played"), [(2, 3), (0.5, 20)])
@@ -414,7 +440,9 @@ def test_a_run_with_too_many_errors_stops_early_and_keeps_its_records(max_errors
         raise vf.InfraError("the endpoint is gone")
 
     with pytest.raises(vf.TooManyErrorsError, match=rf"{played} of {played} rollouts failed.*\n.*the endpoint is gone"):
-        roll(Quiz(40), says(always_fails), max_errors=max_errors, max_concurrent=1, run=tmp_path / "run")
+        generate_sync(
+            Quiz(40), scripted_client(always_fails), max_errors=max_errors, max_concurrent=1, run=tmp_path / "run"
+        )
     assert len(list(Run(tmp_path / "run").rollouts())) == played
 
 
@@ -425,7 +453,7 @@ def test_a_run_with_as_many_errors_as_allowed_continues(max_errors):
             raise vf.InfraError("not now")
         return "hi"
 
-    records = roll(Quiz(40), says(fails_every_other_time), max_errors=max_errors, max_concurrent=1)
+    records = generate_sync(Quiz(40), scripted_client(fails_every_other_time), max_errors=max_errors, max_concurrent=1)
     assert sum(record.error is not None for record in records) == 20
 
 
@@ -440,7 +468,9 @@ async def test_max_scoring_limits_concurrent_scoring():
         at_once -= 1
         return 1.0
 
-    summary = await vf.evaluate(Quiz(20, rubric=vf.Rubric([judge])), says("hi"), max_concurrent=10, max_scoring=3)
+    summary = await vf.evaluate(
+        Quiz(20, rubric=vf.Rubric([judge])), scripted_client("hi"), max_concurrent=10, max_scoring=3
+    )
     assert (summary.scored, most) == (20, 3)
 
 
@@ -457,7 +487,7 @@ async def test_max_scoring_limits_concurrent_scoring():
 )
 def test_invalid_options_are_rejected(options, message):
     with pytest.raises(vf.ConfigError, match=message):
-        roll(Quiz(), says("hi"), **options)
+        generate_sync(Quiz(), scripted_client("hi"), **options)
 
 
 # Run folders from Python
@@ -465,24 +495,26 @@ def test_invalid_options_are_rejected(options, message):
 
 def test_a_folder_resumes_only_the_same_run(tmp_path):
     folder = tmp_path / "run"
-    roll(Quiz(2), says(right), run=folder)
+    generate_sync(Quiz(2), scripted_client(oracle), run=folder)
     calls = Flaky()
-    roll(Quiz(3), says(calls, name="scripted"), run=folder)
+    generate_sync(Quiz(3), scripted_client(calls, name="scripted"), run=folder)
     assert calls.calls == ["2"]
     with pytest.raises(vf.RunError, match=r"seed: was 0, now 1"):
-        roll(Quiz(2), says(right), run=folder, seed=1)
+        generate_sync(Quiz(2), scripted_client(oracle), run=folder, seed=1)
     with pytest.raises(vf.RunError, match=r"sampling.temperature: was None, now 0.5"):
-        roll(Quiz(2), says(right), run=folder, sampling_args={"temperature": 0.5})
+        generate_sync(Quiz(2), scripted_client(oracle), run=folder, sampling_args={"temperature": 0.5})
     with pytest.raises(vf.RunError, match=r"model: was 'scripted:scripted', now 'scripted:other'"):
-        roll(Quiz(2), says(right, name="other"), run=folder)
+        generate_sync(Quiz(2), scripted_client(oracle, name="other"), run=folder)
 
 
 def test_saved_rollouts_count_in_the_summary_without_their_texts(tmp_path):
     folder = tmp_path / "run"
     records_seen: list[object] = []
-    original = asyncio.run(vf.evaluate(Quiz(30), says(right), run=folder, rollouts_per_example=2))
+    original = asyncio.run(vf.evaluate(Quiz(30), scripted_client(oracle), run=folder, rollouts_per_example=2))
     resumed = asyncio.run(
-        vf.evaluate(Quiz(30), says("never asked"), run=folder, rollouts_per_example=2, on_record=records_seen.append)
+        vf.evaluate(
+            Quiz(30), scripted_client("never asked"), run=folder, rollouts_per_example=2, on_record=records_seen.append
+        )
     )
     assert {**resumed.to_dict(), "latency": 0} == {**original.to_dict(), "latency": 0}
     assert {type(record) for record in records_seen} == {Outcome}
@@ -495,7 +527,7 @@ def test_saved_rollouts_count_in_the_summary_without_their_texts(tmp_path):
 async def test_rollouts_start_when_the_endpoint_admits_them(tmp_path):
     running = most = 0
 
-    class Watched(Quiz):
+    class ConcurrencyCounter(Quiz):
         async def setup_state(self, state, **kwargs):
             nonlocal running, most
             running += 1
@@ -506,7 +538,7 @@ async def test_rollouts_start_when_the_endpoint_admits_them(tmp_path):
             nonlocal running
             running -= 1
 
-    class Server(vf.ScriptedClient):
+    class RateLimitedServer(vf.ScriptedClient):
         """A server that rejects requests beyond 16 at a time."""
 
         limiter = Limiter(4, adaptive=True, maximum=64)
@@ -517,8 +549,8 @@ async def test_rollouts_start_when_the_endpoint_admits_them(tmp_path):
             self.limiter.release(admitted, "refused" if self.limiter.under_way > 16 else "answered")
             return await super().respond(request)
 
-    server = Server(right)
-    summary = await vf.evaluate(Watched(200), server, run=tmp_path / "run")
+    server = RateLimitedServer(oracle)
+    summary = await vf.evaluate(ConcurrencyCounter(200), server, run=tmp_path / "run")
     assert summary.scored == 200
     assert most <= 2 * 16
     assert server.limiter.under_way == server.limiter._reserved == 0
@@ -538,13 +570,15 @@ def group_size(states):
 def test_a_group_that_was_saved_only_in_part_is_repeated(tmp_path):
     env = Quiz(1, rubric=vf.Rubric([vf.group_reward(group_size)]))
     folder = tmp_path / "run"
-    roll(env, says("hi"), rollouts_per_example=2, run=folder)
+    generate_sync(env, scripted_client("hi"), rollouts_per_example=2, run=folder)
     lines = (folder / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
-    roll(env, says("hi"), rollouts_per_example=4, run=folder)  # a larger group: all rollouts are repeated
+    generate_sync(
+        env, scripted_client("hi"), rollouts_per_example=4, run=folder
+    )  # a larger group: all rollouts are repeated
     everything = (folder / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
     assert len(everything) == 6
     (folder / "rollouts.jsonl").write_bytes(b"".join(everything[:5]))  # as if killed before the last of four
-    records = roll(env, says("hi"), rollouts_per_example=4, run=folder)
+    records = generate_sync(env, scripted_client("hi"), rollouts_per_example=4, run=folder)
     assert [record.reward for record in records] == [4.0] * 4
     assert len(lines) == 2
 
@@ -561,18 +595,18 @@ def test_a_later_failure_replaces_an_earlier_score(tmp_path):
             return "hi"
 
         fails.calls = -1
-        return says(policy, name="one")
+        return scripted_client(policy, name="one")
 
-    first = roll(env, fails(2), rollouts_per_example=3, max_concurrent=1, run=folder)
-    second = roll(env, fails(0), rollouts_per_example=3, max_concurrent=1, run=folder)
+    first = generate_sync(env, fails(2), rollouts_per_example=3, max_concurrent=1, run=folder)
+    second = generate_sync(env, fails(0), rollouts_per_example=3, max_concurrent=1, run=folder)
     assert [[r.reward for r in records] for records in (first, second)] == [[2.0, 2.0, None], [None, 2.0, 2.0]]
     assert [r.rollout_index for r in Run(folder).finished()] == [1, 2]
 
 
 def test_a_run_cannot_be_resumed_with_another_rubric(tmp_path):
-    roll(Quiz(1, rubric=vf.Rubric([lambda state: 0.0])), says("hi"), run=tmp_path / "run")
+    generate_sync(Quiz(1, rubric=vf.Rubric([lambda state: 0.0])), scripted_client("hi"), run=tmp_path / "run")
     with pytest.raises(vf.RunError, match="rubric"):
-        roll(Quiz(1, rubric=vf.Rubric([lambda state: 1.0])), says("hi"), run=tmp_path / "run")
+        generate_sync(Quiz(1, rubric=vf.Rubric([lambda state: 1.0])), scripted_client("hi"), run=tmp_path / "run")
 
 
 def test_finished_rollouts_are_saved_when_a_run_stops(tmp_path):
@@ -580,10 +614,10 @@ def test_finished_rollouts_are_saved_when_a_run_stops(tmp_path):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        roll(Quiz(30), says("hi"), run=tmp_path / "run", on_record=observer)
+        generate_sync(Quiz(30), scripted_client("hi"), run=tmp_path / "run", on_record=observer)
     num_saved = len(list(Run(tmp_path / "run").rollouts()))
     with pytest.raises(vf.TooManyErrorsError):
-        roll(Quiz(30), says(Flaky(*range(99)), name="x"), run=tmp_path / "other", max_errors=1)
+        generate_sync(Quiz(30), scripted_client(Flaky(*range(99)), name="x"), run=tmp_path / "other", max_errors=1)
     assert num_saved >= 1
     assert len(list(Run(tmp_path / "other").rollouts())) >= 2
 
@@ -601,16 +635,16 @@ def test_the_budget_ends_a_run_over_an_endless_dataset(tmp_path):
 
 def test_an_empty_dataset_is_rejected():
     with pytest.raises(vf.ConfigError, match="has no rows"):
-        roll(Quiz(dataset=[]), says("hi"))
+        generate_sync(Quiz(dataset=[]), scripted_client("hi"))
 
 
 def test_a_state_that_cannot_become_a_record_is_an_error_of_its_rollout():
-    class Vandal(Quiz):
+    class TrajectoryBreakingEnv(Quiz):
         async def setup_state(self, state, **kwargs):
             if state["example_id"] == 1:
                 state["trajectory"].append(None)
 
-    records = roll(Vandal(3), says(right))
+    records = generate_sync(TrajectoryBreakingEnv(3), scripted_client(oracle))
     assert [record.error is None for record in records] == [True, False, True]
 
 
@@ -622,7 +656,7 @@ def test_an_example_with_failed_rollouts_has_the_same_weight_as_any_other():
         return "0"
 
     policy.calls = []
-    summary = asyncio.run(vf.evaluate(Quiz(2), says(policy), rollouts_per_example=4))
+    summary = asyncio.run(vf.evaluate(Quiz(2), scripted_client(policy), rollouts_per_example=4))
     assert (summary.scored, summary.reward.mean) == (5, 0.5)
 
 
@@ -639,4 +673,4 @@ def test_a_rubric_without_reward_functions_causes_a_warning():
     rubric.add_metric(lambda completion: 1.0)
     env = vf.SingleTurnEnv(dataset=[{"question": "a", "answer": "a"}], rubric=rubric)
     with pytest.warns(UserWarning, match="SingleTurnEnv has no reward function, so that every reward is 0"):
-        assert env.evaluate_sync(says(lambda *_: "a")).reward.mean == 0
+        assert env.evaluate_sync(scripted_client(lambda *_: "a")).reward.mean == 0

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from toys import Talk, says
+from toy_envs import Talk, scripted_client
 
 import rove as vf
 from rove.core.protocols import Request, Response
@@ -24,13 +24,13 @@ def game() -> Any:
     return vf.load_environment("tictactoe")
 
 
-def play_all(client: vf.Client, env: Any = None) -> list[Line]:
+def evaluate_all_lines(client: vf.Client, env: Any = None) -> list[Line]:
     return asyncio.run(play_all_games(env or game(), client, GREEDY))
 
 
-def exhaustive_result(player: str) -> ExhaustiveResult:
+def exhaustive_result(policy: str) -> ExhaustiveResult:
     env = game()
-    return summarize(env, play_all(says(env.policies[player]), env))
+    return summarize(env, evaluate_all_lines(scripted_client(env.policies[policy]), env))
 
 
 def first_best(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
@@ -69,7 +69,7 @@ def test_lines_and_probabilities_match_a_recursion_over_the_rules(name: str):
         "first best": (first_best, lambda board: ttt.best_moves(board, "X")[0]),
         "first free": (first_free, lambda board: board.index(".")),
     }[name]
-    result = summarize(env, play_all(says(player), env))
+    result = summarize(env, evaluate_all_lines(scripted_client(player), env))
     (lines_x, ends_x), (lines_o, ends_o) = (solve_by_recursion(choose, ttt.EMPTY, side) for side in "XO")
     assert result.lines == lines_x + lines_o
     for metric, end in {"won": "X", "drawn": "draw", "lost": "O"}.items():
@@ -100,7 +100,7 @@ def test_a_policy_that_misses_forks_loses_some_lines():
 
 def test_invalid_moves_are_counted():
     env = game()
-    lines = play_all(says("<think>.</think><move>4</move>"), env)
+    lines = evaluate_all_lines(scripted_client("<think>.</think><move>4</move>"), env)
     result = summarize(env, lines)
     assert result.counts["lost"] == result.counts["invalid_move"] == result.lines
     assert result.counts["won"] == 0
@@ -136,12 +136,12 @@ def test_a_check_that_never_occurred_is_missed_and_unknown_metrics_are_rejected(
 @pytest.mark.broad
 def test_every_line_occurs_once_and_is_played_to_its_end():
     env = game()
-    lines = play_all(says(env.policies["random"]), env)
+    lines = evaluate_all_lines(scripted_client(env.policies["random"]), env)
     assert len({(line.opening, line.replies) for line in lines}) == len(lines)
     assert lines == sorted(lines, key=lambda line: (line.opening, line.replies))
     assert sum(line.probability for line in lines) == pytest.approx(1)
-    for one, next_line in itertools.pairwise(lines):
-        assert one.opening != next_line.opening or next_line.replies[: len(one.replies)] != one.replies
+    for line, next_line in itertools.pairwise(lines):
+        assert line.opening != next_line.opening or next_line.replies[: len(line.replies)] != line.replies
     for line in lines:
         values = values_of(line.record)
         assert values["won"] + values["drawn"] + values["lost"] == 1
@@ -153,7 +153,7 @@ def test_every_line_occurs_once_and_is_played_to_its_end():
 def test_equal_conversations_are_sent_once():
     requests: list[str] = []
 
-    class Counting:
+    class CountingClient:
         max_concurrent = 8
 
         async def respond(self, request: Request) -> Response:
@@ -164,14 +164,14 @@ def test_equal_conversations_are_sent_once():
         async def close(self) -> None: ...
 
     env = game()
-    inner = says(env.policies["random"])
-    result = summarize(env, play_all(Counting(), env))
+    inner = scripted_client(env.policies["random"])
+    result = summarize(env, evaluate_all_lines(CountingClient(), env))
     assert len(requests) == len(set(requests)) == result.conversations
 
 
 def test_an_environment_without_openings_is_refused():
     with pytest.raises(vf.ConfigError, match="does not support exhaustive evaluation"):
-        play_all(says("x"), Talk(turns=1))
+        evaluate_all_lines(scripted_client("x"), Talk(turns=1))
 
 
 def test_an_exception_in_the_policy_aborts_the_evaluation():
@@ -180,5 +180,5 @@ def test_an_exception_in_the_policy_aborts_the_evaluation():
 
     env = game()
     with pytest.raises(RolloutError, match="no idea"):
-        play_all(says(broken), env)
+        evaluate_all_lines(scripted_client(broken), env)
     assert env.opponent is None

@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 import pyarrow.parquet
 import pytest
-from made import made_run, record, scores
+from run_folders import make_record, make_scores, write_run_folder
 
 import rove as vf
 from rove.rollouts import export
@@ -25,9 +25,9 @@ CONVERSATION = [
     {"role": "assistant", "content": "done"},
 ]
 VARIED = [
-    record(0),
-    record(1, scores=scores(0.0, speed=2.0), stop_condition=None),
-    record(2, completion=CONVERSATION, info={}),
+    make_record(0),
+    make_record(1, scores=make_scores(0.0, speed=2.0), stop_condition=None),
+    make_record(2, completion=CONVERSATION, info={}),
 ]
 FORMATS = ("jsonl", "parquet", "hf-dir")
 
@@ -47,10 +47,10 @@ def without_none(value: Any) -> Any:
 
 
 def test_csv_cells_are_text_or_json(tmp_path: Path):
-    odd = record(
+    odd = make_record(
         3, prompt=[{"role": "user", "content": 'a "b",\nc'}], completion=[{"role": "assistant", "content": "é\ud800"}]
     )
-    rows = RunRows(made_run(tmp_path / "run", [*VARIED, odd]))
+    rows = RunRows(write_run_folder(tmp_path / "run", [*VARIED, odd]))
     assert write_rows(rows, tmp_path / "rows.csv", "csv") == 4
     with (tmp_path / "rows.csv").open(encoding="utf-8", newline="") as file:
         loaded = list(csv.DictReader(file))
@@ -64,7 +64,7 @@ def test_csv_cells_are_text_or_json(tmp_path: Path):
 @pytest.mark.parametrize("form", FORMATS)
 def test_rows_are_read_back_unchanged(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(export, "ROW_GROUP", 2)
-    rows = RunRows(made_run(tmp_path / "run", VARIED))
+    rows = RunRows(write_run_folder(tmp_path / "run", VARIED))
     target = tmp_path / "deep" / "rows"
     assert write_rows(rows, target, form) == 3
     loaded = read_rows(target, form)
@@ -85,7 +85,7 @@ def test_rows_are_read_back_unchanged(tmp_path: Path, form: str, monkeypatch: py
 @pytest.mark.parametrize("form", FORMATS)
 def test_rows_contain_the_tools_of_the_model(tmp_path: Path, form: str):
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
-    rows = RunRows(made_run(tmp_path / "run", [record(0, tools=tools)]))
+    rows = RunRows(write_run_folder(tmp_path / "run", [make_record(0, tools=tools)]))
     write_rows(rows, tmp_path / "rows", form)
     [row] = read_rows(tmp_path / "rows", form)
     assert (row["tools"] if form == "jsonl" else json.loads(row["tools"])) == tools
@@ -93,13 +93,13 @@ def test_rows_contain_the_tools_of_the_model(tmp_path: Path, form: str):
 
 def test_parquet_is_written_in_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(export, "ROW_GROUP", 2)
-    write_rows(RunRows(made_run(tmp_path / "run", VARIED)), tmp_path / "rows.parquet", "parquet")
+    write_rows(RunRows(write_run_folder(tmp_path / "run", VARIED)), tmp_path / "rows.parquet", "parquet")
     assert pyarrow.parquet.ParquetFile(tmp_path / "rows.parquet").num_row_groups == 2
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_exported_rows_can_be_the_dataset_of_an_environment(tmp_path: Path, form: str):
-    rows = RunRows(made_run(tmp_path / "run", [record(3)]))
+    rows = RunRows(write_run_folder(tmp_path / "run", [make_record(3)]))
     write_rows(rows, tmp_path / "rows.jsonl", form)
     source = str(tmp_path / "rows.jsonl") if form == "jsonl" else read_rows(tmp_path / "rows.jsonl", form)
     [example] = vf.SingleTurnEnv(dataset=source, rubric=vf.Rubric()).get_dataset()
@@ -124,7 +124,7 @@ class Broken:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("there_before", [False, True])
 def test_a_failed_export_leaves_no_partial_file(tmp_path: Path, form: str, there_before: bool):
-    rows = list(RunRows(made_run(tmp_path / "run", VARIED)))
+    rows = list(RunRows(write_run_folder(tmp_path / "run", VARIED)))
     folder = tmp_path / "out"
     if there_before:
         write_rows(rows[:1], folder / "rows", form)
@@ -145,7 +145,7 @@ def test_no_file_is_written_without_rows(tmp_path: Path, form: str):
 def test_a_folder_that_is_no_dataset_is_not_replaced(tmp_path: Path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
-    rows = list(RunRows(made_run(tmp_path / "run", VARIED)))
+    rows = list(RunRows(write_run_folder(tmp_path / "run", VARIED)))
     with pytest.raises(vf.ConfigError, match="is there already and no dataset"):
         write_rows(rows, tmp_path / "mine", "hf-dir")
     with pytest.raises(vf.ConfigError, match="is a folder"):
@@ -157,22 +157,22 @@ def test_values_that_do_not_fit_into_columns_are_errors(tmp_path: Path):
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
     mixed = [[{"role": "user", "content": "text", "mood": "good"}], [{"role": "user", "content": "text", "mood": [1]}]]
     for prompts, message in (([image], "not text"), (mixed, "do not fit into columns")):
-        records = [record(i, prompt=prompt) for i, prompt in enumerate(prompts)]
-        rows = RunRows(made_run(tmp_path / message, records))
+        records = [make_record(i, prompt=prompt) for i, prompt in enumerate(prompts)]
+        rows = RunRows(write_run_folder(tmp_path / message, records))
         with pytest.raises(vf.ConfigError, match=f"{message}.*use --to jsonl"):
             write_rows(rows, tmp_path / "rows.parquet", "parquet")
         assert write_rows(rows, tmp_path / "rows.jsonl") == len(records)
 
 
 def test_a_rubric_without_functions_has_no_metrics_column(tmp_path: Path):
-    rows = RunRows(made_run(tmp_path / "run", [record(scores=vf.Scores(0.0, {}, {}))]))
+    rows = RunRows(write_run_folder(tmp_path / "run", [make_record(scores=vf.Scores(0.0, {}, {}))]))
     write_rows(rows, tmp_path / "rows.parquet", "parquet")
     assert "metrics" not in read_rows(tmp_path / "rows.parquet", "parquet")[0]
 
 
 def test_jsonl_works_without_the_hf_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    rows = list(RunRows(made_run(tmp_path / "run", VARIED)))
+    rows = list(RunRows(write_run_folder(tmp_path / "run", VARIED)))
     for form in ("parquet", "hf-dir"):
         with pytest.raises(vf.ConfigError, match=r"pip install 'rove\[hf\]'"):
             write_rows(rows, tmp_path / "rows", form)
@@ -180,7 +180,7 @@ def test_jsonl_works_without_the_hf_extra(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_dataset_is_pushed_privately_and_kept_if_the_upload_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write_rows(RunRows(made_run(tmp_path / "run", VARIED)), tmp_path / "data", "hf-dir")
+    write_rows(RunRows(write_run_folder(tmp_path / "run", VARIED)), tmp_path / "data", "hf-dir")
     uploads: list[tuple[int, str, dict[str, Any]]] = []
     monkeypatch.setattr(
         datasets.Dataset, "push_to_hub", lambda self, name, **options: uploads.append((len(self), name, options))

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made import record, scores
+from run_folders import make_record, make_scores
 from tiers import each_row
 
 import rove as vf
@@ -33,21 +33,21 @@ from rove.rollouts.filters import MAX_LENGTH, NAMES, Filter, visible
     ],
 )
 def test_a_matching_rollout_passes(expression: str):
-    assert Filter(expression)(record(4)) is True
+    assert Filter(expression)(make_record(4)) is True
 
 
 @each_row("expression", ["reward > 2", "metrics.win < 1", "is_truncated", "'none' in metrics", "None"])
 def test_a_rollout_that_does_not_match_is_excluded(expression: str):
-    assert Filter(expression)(record()) is False
+    assert Filter(expression)(make_record()) is False
 
 
 def test_failed_rollouts_never_pass():
-    assert Filter("True")(record(win=None)) is False
+    assert Filter("True")(make_record(win=None)) is False
 
 
 def test_metrics_equal_those_of_dataset_rows():
-    [row] = vf.make_dataset([record()])
-    fields = visible(record(), scores(1.0))
+    [row] = vf.make_dataset([make_record()])
+    fields = visible(make_record(), make_scores(1.0))
     assert fields["metrics"] == row["metrics"] == {"win": 1.0, "format": 1.0, "length": 3.0}
     assert sorted(fields) == list(NAMES)
 
@@ -101,13 +101,13 @@ def test_invalid_expressions_are_rejected_before_any_rollout_is_read(expression:
 )
 def test_evaluation_errors_name_the_rollout_and_the_reason(expression: str, message: str):
     with pytest.raises(vf.ConfigError) as caught:
-        Filter(expression)(record())
+        Filter(expression)(make_record())
     assert message in str(caught.value)
     assert "(example 0, rollout 0)" in str(caught.value)
 
 
 def test_a_metric_of_only_some_rollouts_needs_a_membership_test():
-    records = [record(0), record(1, scores=scores(1.0, speed=2.0))]
+    records = [make_record(0), make_record(1, scores=make_scores(1.0, speed=2.0))]
     with pytest.raises(vf.ConfigError, match="metrics has no 'speed'"):
         [Filter("metrics.speed > 1")(record) for record in records]
     assert [Filter("'speed' in metrics and metrics.speed > 1")(record) for record in records] == [False, True]
@@ -116,7 +116,7 @@ def test_a_metric_of_only_some_rollouts_needs_a_membership_test():
 @given(st.text(max_size=60) | st.text("()[]{}'.,:=<>!*-+ 0019reward infomts", max_size=60))
 def test_any_text_is_a_valid_filter_or_a_config_error(expression: str):
     with suppress(vf.ConfigError):
-        assert Filter(expression)(record()) in (True, False)
+        assert Filter(expression)(make_record()) in (True, False)
 
 
 OPERANDS = st.sampled_from(["reward", "num_turns", "example_id", "metrics.win", "0", "1", "2.5", "-1"])
@@ -128,11 +128,11 @@ OPERANDS = st.sampled_from(["reward", "num_turns", "example_id", "metrics.win", 
 def test_expressions_have_the_same_meaning_as_in_python(a: str, compared: str, b: str, joined: str, c: str):
     expression = f"{a} {compared} {b} {joined} not {c}"
     names = {"reward": 1.2, "num_turns": 1, "example_id": 0, "metrics": type("Metrics", (), {"win": 1.0})}
-    assert Filter(expression)(record()) == bool(eval(expression, names))
+    assert Filter(expression)(make_record()) == bool(eval(expression, names))
 
 
 def test_make_dataset_accepts_a_filter():
-    records = [record(0, 0, 0.0), record(0, 1, 1.0), record(1, 0, None), record(1, 1, 0.5)]
+    records = [make_record(0, 0, 0.0), make_record(0, 1, 1.0), make_record(1, 0, None), make_record(1, 1, 0.5)]
     assert [row["reward"] for row in vf.make_dataset(records, filter="metrics.win > 0")] == [1.2, 0.7]
     assert [row["reward"] for row in vf.make_dataset(records, 1.0, filter="metrics.win > 0")] == [1.2]
     with pytest.raises(vf.ConfigError, match="did you mean 'win'"):

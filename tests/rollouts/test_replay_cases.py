@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Rove, in_this_process
+from commands import Rove, in_process_rove
 
 import rove as vf
 from rove.core.protocols import SamplingParams
@@ -21,14 +21,14 @@ from rove.viewer.play_session import with_opponent
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 def game() -> Any:
     return load_environment("tictactoe", num_examples=8)
 
 
-async def record_game(seed: int, player: str = "optimal") -> RolloutRecord:
+async def record_game(seed: int, policy: str = "optimal") -> RolloutRecord:
     """Record a game of a scripted policy against a person who takes the last free square."""
     env = game()
     moves: list[tuple[str, str]] = []
@@ -39,7 +39,7 @@ async def record_game(seed: int, player: str = "optimal") -> RolloutRecord:
 
     env.opponent = person
     return with_opponent(
-        await one_game(env, vf.ScriptedClient(env.policies[player]), "", SamplingParams(), seed), moves
+        await one_game(env, vf.ScriptedClient(env.policies[policy]), "", SamplingParams(), seed), moves
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import Quiz, Talk, right, roll, rows, says, timeless
+from toy_envs import Quiz, Talk, generate_sync, oracle, rows, scripted_client, without_times
 
 import rove as vf
 from rove.core.protocols import Request, Response
@@ -72,7 +72,7 @@ def without_scoring_time(record: RolloutRecord) -> RolloutRecord:
 def test_an_unchanged_rubric_gives_the_same_records_and_summary(tmp_path_factory, seed, siblings, player):
     folder = tmp_path_factory.mktemp("runs")
     env = vf.load_environment("tictactoe", num_examples=4)
-    client = says(env.policies[player])
+    client = scripted_client(env.policies[player])
     options = {"rollouts_per_example": siblings, "seed": seed, "sampling_args": {"temperature": 0.5}}
     source = evaluated_run(folder / "a", env, client, **options)
     summary, records = rescore(env, source, folder / "b")
@@ -89,7 +89,7 @@ def test_an_unchanged_rubric_gives_the_same_records_and_summary(tmp_path_factory
 
 def test_a_changed_rubric_can_read_state_that_is_not_in_the_records(tmp_path):
     env = vf.load_environment("tictactoe", num_examples=6)
-    source = evaluated_run(tmp_path / "a", env, says(env.policies["random"]))
+    source = evaluated_run(tmp_path / "a", env, scripted_client(env.policies["random"]))
     changed = vf.load_environment("tictactoe", num_examples=6)
     changed.add_rubric(vf.Rubric())
     changed.rubric.add_reward_func(lambda state: float(state["board"].count("O")), weight=0.5, name="taken")
@@ -102,18 +102,18 @@ def test_a_changed_rubric_can_read_state_that_is_not_in_the_records(tmp_path):
         assert new.scores.reward == pytest.approx(old.scores.reward + 0.5 * new.scores.rewards["taken"])
 
 
-class Endpoint:
+class FullResponseClient:
     """A client whose responses have all optional fields; every second response is truncated."""
 
     max_concurrent = 4
 
     def __init__(self):
-        self.asked = 0
+        self.num_requests = 0
 
     async def respond(self, request: Request) -> Response:
-        self.asked += 1
+        self.num_requests += 1
         tokens = vf.StepTokens([1, 2], [3], [-0.5], policy_version=7)
-        reason = "length" if self.asked % 2 else "stop"
+        reason = "length" if self.num_requests % 2 else "stop"
         return Response(vf.AssistantMessage("hm", reasoning_content="?"), vf.Usage(5, 3), reason, tokens, ["HTTP 500"])
 
     async def close(self):
@@ -121,12 +121,12 @@ class Endpoint:
 
 
 def test_steps_usage_and_timing_of_the_model_are_kept(tmp_path):
-    client = Endpoint()
+    client = FullResponseClient()
     source = evaluated_run(
         tmp_path / "a", Quiz(2), client, sampling_args={"temperature": 0.5}, price={"input": 1e6, "output": 0.0}
     )
     summary, records = rescore(Quiz(2, rubric=constant_rubric(0.25)), source, tmp_path / "b")
-    assert client.asked == 2
+    assert client.num_requests == 2
     old = in_order(source.rollouts())
     assert [record.steps for record in records] == [record.steps for record in old]
     assert [record.is_truncated for record in records] == [record.is_truncated for record in old]
@@ -140,7 +140,7 @@ def test_steps_usage_and_timing_of_the_model_are_kept(tmp_path):
 
 
 def test_the_default_pass_threshold_is_that_of_the_run(tmp_path):
-    source = evaluated_run(tmp_path / "a", Quiz(2), says(right), pass_threshold=0.5)
+    source = evaluated_run(tmp_path / "a", Quiz(2), scripted_client(oracle), pass_threshold=0.5)
     passed = rescore(Quiz(2, rubric=constant_rubric(0.5)), source, tmp_path / "b")[0].pass_at_k[1].mean
     assert passed == 1.0
     stricter = rescore(Quiz(2, rubric=constant_rubric(0.5)), source, tmp_path / "c", pass_threshold=0.6)[0]
@@ -148,26 +148,28 @@ def test_the_default_pass_threshold_is_that_of_the_run(tmp_path):
 
 
 def test_an_environment_that_edits_responses_can_be_replayed(tmp_path):
-    class Tidy(Talk):
+    class ResponseEditingEnv(Talk):
         async def env_response(self, messages, state, **kwargs):
             messages[-1]["content"] = messages[-1]["content"].strip(". ")
             return await super().env_response(messages, state)
 
-    source = evaluated_run(tmp_path / "a", Tidy(3), says(lambda messages, state, rng: f" {rng.random()}. "))
-    summary, _ = rescore(Tidy(3, rubric=constant_rubric(1.0)), source, tmp_path / "b")
+    source = evaluated_run(
+        tmp_path / "a", ResponseEditingEnv(3), scripted_client(lambda messages, state, rng: f" {rng.random()}. ")
+    )
+    summary, _ = rescore(ResponseEditingEnv(3, rubric=constant_rubric(1.0)), source, tmp_path / "b")
     assert (summary.scored, summary.failed) == (1, 0)
 
 
 def test_values_that_json_cannot_represent_are_compared_as_they_were_saved(tmp_path):
-    class Odd(Talk):
+    class UnserializableEnv(Talk):
         async def env_response(self, messages, state, **kwargs):
             await super().env_response(messages, state)
             return vf.UserMessage(
                 [{"type": "text", "text": "half a pair: \ud800"}], extra={"range": (1, 2), "set": {3}}
             )
 
-    source = evaluated_run(tmp_path / "a", Odd(2), says("hi"))
-    assert rescore(Odd(2), source, tmp_path / "b")[0].scored == 1
+    source = evaluated_run(tmp_path / "a", UnserializableEnv(2), scripted_client("hi"))
+    assert rescore(UnserializableEnv(2), source, tmp_path / "b")[0].scored == 1
 
 
 def test_rollouts_of_raw_texts_are_replayed(tmp_path):
@@ -179,7 +181,7 @@ def test_rollouts_of_raw_texts_are_replayed(tmp_path):
     def story(turns: int, **kwargs: Any) -> Story:
         return Story(turns, dataset=[{"prompt": "Once"}], message_type="completion", **kwargs)
 
-    source = evaluated_run(tmp_path / "a", story(3), says(random_numbers))
+    source = evaluated_run(tmp_path / "a", story(3), scripted_client(random_numbers))
     _, [record] = rescore(story(3, rubric=constant_rubric(1.0)), source, tmp_path / "b")
     assert (record.reward, record.completion) == (1.0, next(iter(source.rollouts())).completion)
     _, [shorter] = rescore(story(2), source, tmp_path / "c")
@@ -195,7 +197,7 @@ def test_failed_rollouts_and_missing_examples_are_counted_but_not_scored(tmp_pat
             raise vf.InfraError("gone")
         return state["answer"]
 
-    source = evaluated_run(tmp_path / "a", Quiz(4), says(flaky), rollouts_per_example=2)
+    source = evaluated_run(tmp_path / "a", Quiz(4), scripted_client(flaky), rollouts_per_example=2)
     moved = Quiz(dataset=[{"question": "new", "answer": "9"}, *rows(3)])  # a new row first, and the last row removed
     summary, records = rescore(moved, source, tmp_path / "b")
     assert (summary.rollouts, summary.scored) == (4, 4)
@@ -204,7 +206,7 @@ def test_failed_rollouts_and_missing_examples_are_counted_but_not_scored(tmp_pat
 
 
 def test_the_last_record_of_a_repeated_rollout_counts(tmp_path):
-    source = evaluated_run(tmp_path / "a", Quiz(1), says("0"))
+    source = evaluated_run(tmp_path / "a", Quiz(1), scripted_client("0"))
     [record] = source.rollouts()
     repeated = msgspec.structs.replace(
         record,
@@ -218,13 +220,13 @@ def test_the_last_record_of_a_repeated_rollout_counts(tmp_path):
 
 
 def test_equal_rows_keep_their_own_rollouts(tmp_path):
-    def second_only(messages, state, rng):
+    def fail_on_first_example(messages, state, rng):
         if state["example_id"] == 0:
             raise vf.InfraError("gone")
         return "0"
 
     twice = Quiz(dataset=rows(1) * 2)
-    source = evaluated_run(tmp_path / "a", twice, says(second_only))
+    source = evaluated_run(tmp_path / "a", twice, scripted_client(fail_on_first_example))
     summary, [record] = rescore(twice, source, tmp_path / "b")
     assert (record.example_id, record.seed) == (1, next(r.seed for r in source.rollouts() if r.error is None))
     assert (summary.rescored.failed, summary.rescored.gone) == (1, 0)
@@ -234,14 +236,14 @@ def test_an_endless_dataset_is_read_up_to_the_number_of_examples_of_the_run(tmp_
     def endless(count: int):
         return ({"question": f"q{i}", "answer": str(i)} for i in itertools.count(count))
 
-    source = evaluated_run(tmp_path / "a", Quiz(dataset=lambda: endless(0)), says(right), num_examples=3)
+    source = evaluated_run(tmp_path / "a", Quiz(dataset=lambda: endless(0)), scripted_client(oracle), num_examples=3)
     summary, _ = rescore(Quiz(dataset=lambda: endless(1)), source, tmp_path / "b")
     assert (summary.scored, summary.rescored.gone) == (2, 1)
 
 
 def test_a_run_over_training_rows_is_matched_with_training_rows(tmp_path):
     env = Quiz(dataset=rows(2), eval_dataset=[{"question": "other"}])
-    source = evaluated_run(tmp_path / "a", env, says(right), train=True)
+    source = evaluated_run(tmp_path / "a", env, scripted_client(oracle), train=True)
     assert rescore(env, source, tmp_path / "b")[0].scored == 2
 
 
@@ -265,7 +267,7 @@ def test_group_rewards_omit_group_members_that_failed(tmp_path):
             raise vf.InfraError("gone")
         return text
 
-    source = evaluated_run(tmp_path / "a", Quiz(3), says(sometimes_fails), rollouts_per_example=4)
+    source = evaluated_run(tmp_path / "a", Quiz(3), scripted_client(sometimes_fails), rollouts_per_example=4)
     failed = sum(record.error is not None for record in source.rollouts())
     assert 0 < failed < 4
     sizes: list[int] = []
@@ -276,7 +278,7 @@ def test_group_rewards_omit_group_members_that_failed(tmp_path):
 
 
 def test_group_rewards_omit_group_members_that_cannot_be_replayed(tmp_path):
-    source = evaluated_run(tmp_path / "a", Talk(2), says(random_numbers), rollouts_per_example=3)
+    source = evaluated_run(tmp_path / "a", Talk(2), scripted_client(random_numbers), rollouts_per_example=3)
     changed_seed = next(iter(source.rollouts())).seed
 
     class Changed(Talk):
@@ -312,7 +314,7 @@ def ends(state: vf.State) -> str:
     return ""
 
 
-def goes_on(state: vf.State) -> str:
+def continues(state: vf.State) -> str:
     state["final_env_response"] = None
     return "bye"
 
@@ -332,12 +334,17 @@ def breaks(state: vf.State) -> str:
             "replay",
             "replay differs after turn 2: the rollout ends (has_final_env_response); the recorded rollout has",
         ),
-        (3, goes_on, "replay", "replay differs at turn 4: one more answer is requested; the rollout had ended there ("),
+        (
+            3,
+            continues,
+            "replay",
+            "replay differs at turn 4: one more answer is requested; the rollout had ended there (",
+        ),
         (2, breaks, "env_response", "'board'"),
     ],
 )
 def test_an_environment_that_behaves_differently_gives_an_error_and_no_score(tmp_path, turn, change, phase, message):
-    source = evaluated_run(tmp_path / "a", Talk(3), says("hi"))
+    source = evaluated_run(tmp_path / "a", Talk(3), scripted_client("hi"))
     summary, [record] = rescore(Changed(turn, change, rubric=constant_rubric(1.0)), source, tmp_path / "b")
     error = error_of(record)
     assert (error.phase, error.type) == (phase, "ReplayError" if phase == "replay" else "KeyError")
@@ -347,13 +354,13 @@ def test_an_environment_that_behaves_differently_gives_an_error_and_no_score(tmp
 
 
 def test_a_different_final_message_is_detected(tmp_path):
-    source = evaluated_run(tmp_path / "a", Talk(1), says("hi"))
+    source = evaluated_run(tmp_path / "a", Talk(1), scripted_client("hi"))
 
-    class Rude(Talk):
+    class LongFarewellEnv(Talk):
         async def env_response(self, messages, state, **kwargs):
             state["final_env_response"] = "bye, " + "go away " * 40
 
-    _, [record] = rescore(Rude(1), source, tmp_path / "b")
+    _, [record] = rescore(LongFarewellEnv(1), source, tmp_path / "b")
     assert error_of(record).message.startswith(
         "replay differs in its last messages: message 2 is now 'bye, go away go away "
     )
@@ -361,7 +368,7 @@ def test_a_different_final_message_is_detected(tmp_path):
 
 
 def test_a_replay_error_that_the_environment_catches_is_still_reported(tmp_path):
-    class Careless(Talk):
+    class ErrorCatchingEnv(Talk):
         words = ("a", "b")
 
         async def run(self, state, turn):
@@ -370,27 +377,27 @@ def test_a_replay_error_that_the_environment_catches_is_still_reported(tmp_path)
                 with suppress(vf.Error):
                     state["completion"] += [await turn(state, [vf.UserMessage(word)])]
 
-    class Wordy(Careless):
+    class ExtraRequestEnv(ErrorCatchingEnv):
         words = ("a", "other", "b")
 
-    source = evaluated_run(tmp_path / "a", Careless(), says("hi"))
-    _, [record] = rescore(Wordy(rubric=constant_rubric(1.0)), source, tmp_path / "b")
+    source = evaluated_run(tmp_path / "a", ErrorCatchingEnv(), scripted_client("hi"))
+    _, [record] = rescore(ExtraRequestEnv(rubric=constant_rubric(1.0)), source, tmp_path / "b")
     assert "at turn 2: message 1 is now 'other', was 'b'" in error_of(record).message
 
 
 def test_different_tool_calls_are_shown_if_the_texts_are_equal(tmp_path):
-    class Asks(Talk):
+    class ToolCallEnv(Talk):
         call = "a"
 
         async def env_response(self, messages, state, **kwargs):
             await super().env_response(messages, state)
             return [vf.AssistantMessage("", tool_calls=[{"id": self.call}])]
 
-    class Other(Asks):
+    class OtherToolCallEnv(ToolCallEnv):
         call = "b"
 
-    source = evaluated_run(tmp_path / "a", Asks(2), says("hi"))
-    _, [record] = rescore(Other(2), source, tmp_path / "b")
+    source = evaluated_run(tmp_path / "a", ToolCallEnv(2), scripted_client("hi"))
+    _, [record] = rescore(OtherToolCallEnv(2), source, tmp_path / "b")
     assert "'id': 'b'" in error_of(record).message
     assert "'id': 'a'" in error_of(record).message
 
@@ -398,7 +405,7 @@ def test_different_tool_calls_are_shown_if_the_texts_are_equal(tmp_path):
 # Rollouts that a limit ended
 
 
-class Overlong:
+class OverlongPolicy:
     """A policy whose third prompt is too long."""
 
     def __call__(self, messages, state, rng):
@@ -410,10 +417,14 @@ class Overlong:
 @pytest.mark.parametrize(
     ("client", "options", "ending"),
     [
-        (says(random_numbers), {"limits": {"max_turns": 2}}, ("max_turns_reached", False, 2)),
-        (says(random_numbers), {"limits": {"max_total_tokens": 5}}, ("max_total_tokens_reached", True, None)),
-        (says(random_numbers), {"limits": {"max_cost": 1e-6}, "price": {"input": 1.0, "output": 1.0}}, None),
-        (says(Overlong()), {}, ("prompt_too_long", True, 2)),
+        (scripted_client(random_numbers), {"limits": {"max_turns": 2}}, ("max_turns_reached", False, 2)),
+        (
+            scripted_client(random_numbers),
+            {"limits": {"max_total_tokens": 5}},
+            ("max_total_tokens_reached", True, None),
+        ),
+        (scripted_client(random_numbers), {"limits": {"max_cost": 1e-6}, "price": {"input": 1.0, "output": 1.0}}, None),
+        (scripted_client(OverlongPolicy()), {}, ("prompt_too_long", True, 2)),
     ],
 )
 def test_a_replay_ends_where_a_limit_ended_the_rollout_and_is_scored(tmp_path, client, options, ending):
@@ -429,7 +440,7 @@ def test_a_replay_ends_where_a_limit_ended_the_rollout_and_is_scored(tmp_path, c
 
 @pytest.mark.parametrize("limit", ["max_turns", "max_total_completion_tokens"])
 def test_a_limit_of_the_environment_ends_the_replay_at_the_same_turn(tmp_path, limit):
-    source = evaluated_run(tmp_path / "a", Talk(**{limit: 2}), says("hi"))
+    source = evaluated_run(tmp_path / "a", Talk(**{limit: 2}), scripted_client("hi"))
     [old] = source.rollouts()
     for name, env in (("same", Talk(**{limit: 2})), ("wider", Talk(**{limit: 5})), ("none", Talk(max_turns=9))):
         _, [new] = rescore(env, source, tmp_path / name)
@@ -446,7 +457,7 @@ def test_a_rollout_that_timed_out_waiting_for_the_model_ends_there_again(tmp_pat
             await asyncio.Event().wait()
         return "hi"
 
-    source = evaluated_run(tmp_path / "a", Talk(3), says(slow), limits={"timeout_seconds": 0.2})
+    source = evaluated_run(tmp_path / "a", Talk(3), scripted_client(slow), limits={"timeout_seconds": 0.2})
     _, [record] = rescore(Talk(3, rubric=constant_rubric(1.0)), source, tmp_path / "b")
     assert (record.stop_condition, record.is_truncated, record.reward) == ("timeout_reached", True, 1.0)
     assert [message["content"] for message in record.completion] == ["hi", "go on"]
@@ -461,7 +472,7 @@ def test_a_rollout_that_timed_out_in_the_environment_is_not_scored(tmp_path):
                 await asyncio.Event().wait()
             return await super().env_response(messages, state)
 
-    source = evaluated_run(tmp_path / "a", Slow(2), says("hi"), limits={"timeout_seconds": 0.2})
+    source = evaluated_run(tmp_path / "a", Slow(2), scripted_client("hi"), limits={"timeout_seconds": 0.2})
     quick = Slow(2)
     quick.hang = False
     _, [record] = rescore(quick, source, tmp_path / "b")
@@ -473,7 +484,7 @@ def test_a_rollout_that_timed_out_in_the_environment_is_not_scored(tmp_path):
 
 
 def test_a_replay_has_no_time_limit(tmp_path):
-    source = evaluated_run(tmp_path / "a", Talk(2), says("hi"))
+    source = evaluated_run(tmp_path / "a", Talk(2), scripted_client("hi"))
     summary, _ = rescore(Talk(2, timeout_seconds=1e-9), source, tmp_path / "b")
     assert (summary.scored, summary.stops) == (1, {"has_final_env_response": 1})
 
@@ -492,7 +503,7 @@ def test_an_interrupted_rescoring_can_be_resumed(tmp_path):
         if len(results_seen) == 2:
             raise StopError
 
-    source = evaluated_run(tmp_path / "a", Quiz(5), says(random_numbers))
+    source = evaluated_run(tmp_path / "a", Quiz(5), scripted_client(random_numbers))
     calls: list[str] = []
 
     def judge(completion):
@@ -517,11 +528,11 @@ def test_an_interrupted_rescoring_can_be_resumed(tmp_path):
 
 
 def test_new_rollouts_of_the_source_are_added_and_their_groups_scored_again(tmp_path):
-    source = evaluated_run(tmp_path / "a", Quiz(2), says(random_numbers), rollouts_per_example=2)
+    source = evaluated_run(tmp_path / "a", Quiz(2), scripted_client(random_numbers), rollouts_per_example=2)
     sizes: list[int] = []
     env = Quiz(2, rubric=best_of_group(sizes))
     rescore(env, source, tmp_path / "b")
-    source = evaluated_run(tmp_path / "a", Quiz(3), says(random_numbers), rollouts_per_example=3)
+    source = evaluated_run(tmp_path / "a", Quiz(3), scripted_client(random_numbers), rollouts_per_example=3)
     summary, _ = rescore(env, source, tmp_path / "b")
     assert summary.scored == 6
     assert summary.rescored.gone == 3
@@ -529,7 +540,7 @@ def test_new_rollouts_of_the_source_are_added_and_their_groups_scored_again(tmp_
 
 
 def test_a_rollout_that_the_source_has_repeated_is_scored_again(tmp_path):
-    source = evaluated_run(tmp_path / "a", Quiz(2), says("0"))
+    source = evaluated_run(tmp_path / "a", Quiz(2), scripted_client("0"))
     rescore(Quiz(2), source, tmp_path / "b")
     record = next(iter(source.rollouts()))
     [step] = record.steps
@@ -542,12 +553,12 @@ def test_a_rollout_that_the_source_has_repeated_is_scored_again(tmp_path):
 
 
 def test_rescoring_cannot_resume_with_another_environment_or_source(tmp_path):
-    source = evaluated_run(tmp_path / "a", Quiz(2), says(right))
+    source = evaluated_run(tmp_path / "a", Quiz(2), scripted_client(oracle))
     rescore(Quiz(2), source, tmp_path / "b")
     with pytest.raises(vf.RunError, match="holds a different run") as caught:
         rescore(Talk(1), source, tmp_path / "b")
     assert "env: was 'Quiz#" in str(caught.value)
-    other_run = evaluated_run(tmp_path / "c", Quiz(2), says(right), seed=1)
+    other_run = evaluated_run(tmp_path / "c", Quiz(2), scripted_client(oracle), seed=1)
     with pytest.raises(vf.RunError, match="rescored: was"):
         rescore(Quiz(2), other_run, tmp_path / "b")
     config, old = Run(tmp_path / "b").config(), source.config()
@@ -557,15 +568,17 @@ def test_rescoring_cannot_resume_with_another_environment_or_source(tmp_path):
 
 
 def test_a_rescored_run_can_be_rescored(tmp_path):
-    source = evaluated_run(tmp_path / "a", Quiz(2), says(right))
+    source = evaluated_run(tmp_path / "a", Quiz(2), scripted_client(oracle))
     rescore(Quiz(2, rubric=constant_rubric(0.5)), source, tmp_path / "b")
     summary, records = rescore(Quiz(2), Run(tmp_path / "b"), tmp_path / "c")
     assert summary.reward.mean == 1.0
-    assert [timeless(record) for record in records] == [timeless(record) for record in in_order(source.rollouts())]
+    assert [without_times(record) for record in records] == [
+        without_times(record) for record in in_order(source.rollouts())
+    ]
 
 
 def test_a_started_run_is_used_as_it_is(tmp_path):
-    source = evaluated_run(tmp_path / "a", Quiz(2), says(right))
+    source = evaluated_run(tmp_path / "a", Quiz(2), scripted_client(oracle))
     with Run(tmp_path / "mine") as run:
         run.start("eval", {}, {"my": "own"})
         summary, records = rescore(Quiz(2), source, run)
@@ -575,7 +588,7 @@ def test_a_started_run_is_used_as_it_is(tmp_path):
 
 @pytest.mark.parametrize("started", [True, False])
 def test_a_run_is_not_rescored_into_itself(tmp_path, started):
-    source = evaluated_run(tmp_path / "a", Quiz(1), says(right))
+    source = evaluated_run(tmp_path / "a", Quiz(1), scripted_client(oracle))
     into = Run(tmp_path / "a") if started else tmp_path / "x" / ".." / "a"
     (tmp_path / "x").mkdir()
     with pytest.raises(vf.ConfigError, match="cannot be rescored into itself"):
@@ -585,7 +598,7 @@ def test_a_run_is_not_rescored_into_itself(tmp_path, started):
 
 @pytest.mark.parametrize("name", ["max_concurrent", "max_scoring"])
 def test_numbers_out_of_range_are_rejected_before_a_folder_is_created(tmp_path, name):
-    source = evaluated_run(tmp_path / "a", Quiz(1), says(right))
+    source = evaluated_run(tmp_path / "a", Quiz(1), scripted_client(oracle))
     with pytest.raises(vf.ConfigError, match=f"{name} is 0; expected an integer, 1 or more"):
         rescore(Quiz(1), source, tmp_path / "b", **{name: 0})
     assert not (tmp_path / "b").exists()
@@ -615,14 +628,14 @@ def test_the_environment_is_torn_down_and_every_rollout_cleaned_up(tmp_path):
             cleaned.append(state["log"][-1])
 
     cleaned: list[str] = []
-    source = evaluated_run(tmp_path / "a", Talk(1, count=2), says("hi"))
+    source = evaluated_run(tmp_path / "a", Talk(1, count=2), scripted_client("hi"))
     env = Closing(1, count=2)
     rescore(env, source, tmp_path / "b")
     assert (env.closed, len(cleaned)) == (1, 2)
 
 
 def test_a_run_saved_by_generate_can_be_rescored(tmp_path):
-    records = roll(Quiz(2), says(right), run=tmp_path / "a")
+    records = generate_sync(Quiz(2), scripted_client(oracle), run=tmp_path / "a")
     summary, rescored_records = rescore(Quiz(2), Run(tmp_path / "a"), tmp_path / "b")
     assert summary.scored == len(records) == len(rescored_records)
 
@@ -635,7 +648,7 @@ def test_rollouts_that_failed_only_in_a_reward_function_are_scored_again(tmp_pat
     def mended(completion, answer):
         return float(completion[-1].content == answer)
 
-    source = evaluated_run(tmp_path / "a", Quiz(4, rubric=vf.Rubric([asserts])), says("0"))
+    source = evaluated_run(tmp_path / "a", Quiz(4, rubric=vf.Rubric([asserts])), scripted_client("0"))
     assert sum(record.error is not None for record in source.rollouts()) == 3
     summary, records = rescore(Quiz(4, rubric=vf.Rubric([mended])), source, tmp_path / "b")
     assert sorted(record.reward for record in records) == [0.0, 0.0, 0.0, 1.0]

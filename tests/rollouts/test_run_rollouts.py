@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from fakes import tiny_model
-from toys import Quiz, Talk, right, rows, says, timeless
+from toy_envs import Quiz, Talk, oracle, rows, scripted_client, without_times
 
 import rove as vf
 from rove.core.digest import derive_seed
@@ -22,12 +22,12 @@ from tests.train.test_rl import TwoTurns, letters, settings, two_turns
 async def test_the_rollouts_are_those_of_generate():
     env = Quiz(3, system_prompt="Answer.")
     options: dict[str, Any] = {"rollouts_per_example": 2, "seed": 5}
-    expected = await vf.generate(env, says(right), **options)
-    records = await vf.run_rollouts(env, env.get_eval_dataset(), says(right), **options)
-    assert [timeless(record) for record in records] == [timeless(record) for record in expected]
+    expected = await vf.generate(env, scripted_client(oracle), **options)
+    records = await vf.run_rollouts(env, env.get_eval_dataset(), scripted_client(oracle), **options)
+    assert [without_times(record) for record in records] == [without_times(record) for record in expected]
     # The rows of a dataset, before the system prompt and `example_id` are added, are the same examples.
-    assert [timeless(r) for r in await vf.run_rollouts(env, rows(3), says(right), **options)] == [
-        timeless(record) for record in expected
+    assert [without_times(r) for r in await vf.run_rollouts(env, rows(3), scripted_client(oracle), **options)] == [
+        without_times(record) for record in expected
     ]
 
 
@@ -35,7 +35,9 @@ async def test_records_have_the_order_of_the_rows_and_keep_their_ids():
     env = Quiz(3)
     chosen = [env.get_dataset()[index] for index in (2, 0, 2)]
     finished: list[vf.RolloutRecord] = []
-    records = await vf.run_rollouts(env, chosen, says(right), rollouts_per_example=2, on_record=finished.append)
+    records = await vf.run_rollouts(
+        env, chosen, scripted_client(oracle), rollouts_per_example=2, on_record=finished.append
+    )
     assert [(record.example_id, record.rollout_index) for record in records] == [
         (2, 0),
         (2, 1),
@@ -53,10 +55,10 @@ async def test_records_have_the_order_of_the_rows_and_keep_their_ids():
 def test_synchronous_calls_in_a_loop_and_in_a_running_event_loop():
     env = Quiz(2)
     for _ in range(2):
-        assert [record.reward for record in vf.run_rollouts_sync(env, rows(2), says(right))] == [1.0, 1.0]
+        assert [record.reward for record in vf.run_rollouts_sync(env, rows(2), scripted_client(oracle))] == [1.0, 1.0]
 
     async def notebook() -> list[vf.RolloutRecord]:
-        return vf.run_rollouts_sync(env, rows(2), says(right))
+        return vf.run_rollouts_sync(env, rows(2), scripted_client(oracle))
 
     import asyncio
 
@@ -68,44 +70,47 @@ async def test_a_failure_is_a_record_with_an_error_and_no_reward():
         raise RuntimeError("no score")
 
     env = Quiz(1, rubric=vf.Rubric([broken]))
-    [record] = await vf.run_rollouts(env, rows(1), says("0"))
+    [record] = await vf.run_rollouts(env, rows(1), scripted_client("0"))
     assert (record.reward, record.scores) == (None, None)
     assert record.error is not None and record.error.message == "no score"
     with pytest.raises(RolloutError, match="no score"):
-        await vf.run_rollouts(env, rows(1), says("0"), fail_fast=True)
+        await vf.run_rollouts(env, rows(1), scripted_client("0"), fail_fast=True)
 
 
 async def test_limits_and_options():
-    [record] = await vf.run_rollouts(Talk(), rows(1), says("hi"), limits={"max_turns": 2})
+    [record] = await vf.run_rollouts(Talk(), rows(1), scripted_client("hi"), limits={"max_turns": 2})
     assert (record.stop_condition, len(record.steps)) == ("max_turns_reached", 2)
     with pytest.raises(ConfigError, match=r"no option 'num_examples'; known: fail_fast, .*rollouts_per_example"):
-        await vf.run_rollouts(Quiz(1), rows(1), says("hi"), num_examples=2)  # type: ignore[call-arg]
+        await vf.run_rollouts(Quiz(1), rows(1), scripted_client("hi"), num_examples=2)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="max_cost needs a price"):
-        await vf.run_rollouts(Quiz(1), rows(1), says("hi"), limits={"max_cost": 1})
+        await vf.run_rollouts(Quiz(1), rows(1), scripted_client("hi"), limits={"max_cost": 1})
     with pytest.raises(ConfigError, match="row 0 has neither 'prompt' nor 'question'"):
-        await vf.run_rollouts(Quiz(1), [{"answer": "1"}], says("hi"))
+        await vf.run_rollouts(Quiz(1), [{"answer": "1"}], scripted_client("hi"))
 
 
 async def test_clients_of_model_roles_are_replaced():
     class Judged(vf.SingleTurnEnv):
         async def post_rollout(self, state: vf.State) -> None:
-            state["verdict"] = (await vf.query(state, "Good?", says("no"), role="judge")).content
+            state["verdict"] = (await vf.query(state, "Good?", scripted_client("no"), role="judge")).content
 
     rubric = vf.Rubric([lambda state: float(state["verdict"] == "yes")])
     env = Judged(dataset=rows(1), rubric=rubric)
-    assert [r.reward for r in await vf.run_rollouts(env, rows(1), says("hi"))] == [0.0]
-    assert [r.reward for r in await vf.run_rollouts(env, rows(1), says("hi"), model_roles={"judge": says("yes")})] == [
-        1.0
-    ]
+    assert [r.reward for r in await vf.run_rollouts(env, rows(1), scripted_client("hi"))] == [0.0]
+    assert [
+        r.reward
+        for r in await vf.run_rollouts(
+            env, rows(1), scripted_client("hi"), model_roles={"judge": scripted_client("yes")}
+        )
+    ] == [1.0]
 
 
 async def test_an_environment_in_use_is_torn_down_once_at_the_end():
     env = two_turns()
-    await vf.run_rollouts(env, rows(1), says("hi"))
+    await vf.run_rollouts(env, rows(1), scripted_client("hi"))
     assert env.torn_down == 1
     async with env.used_in_run():
-        await vf.run_rollouts(env, rows(1), says("hi"))
-        await vf.run_rollouts(env, rows(1), says("hi"))
+        await vf.run_rollouts(env, rows(1), scripted_client("hi"))
+        await vf.run_rollouts(env, rows(1), scripted_client("hi"))
     assert env.torn_down == 2
 
 
@@ -138,8 +143,8 @@ async def test_sequences_equal_those_of_the_trainer_bit_by_bit(tmp_path: Path, e
     )
     by_rollout = {(record.example_key, record.rollout_index): record for record in records}
     for record in trained.records:
-        other = by_rollout[record.example_key, record.rollout_index]
-        assert timeless(other) == timeless(msgspec.structs.replace(record, step=None))
+        matching = by_rollout[record.example_key, record.rollout_index]
+        assert without_times(matching) == without_times(msgspec.structs.replace(record, step=None))
 
     assert len(trained.sequences) >= 12
     expected = list(trained.sequences)

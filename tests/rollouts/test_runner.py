@@ -9,7 +9,7 @@ import pytest
 from api_endpoint import ApiEndpoint, text_completion
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import Quiz, Talk, correct, right, roll, rows, says, timeless
+from toy_envs import Quiz, Talk, correct, generate_sync, oracle, rows, scripted_client, without_times
 
 import rove as vf
 from rove.core.digest import derive_seed
@@ -31,7 +31,7 @@ async def collect(env: vf.Environment, client: vf.Client, groups: list[list[Job]
 # Errors
 
 
-class Fragile(Talk):
+class PhaseFailingEnv(Talk):
     """A rollout fails in the phase that the answer of its row names; rollouts with the answer "fine" succeed."""
 
     def __init__(self):
@@ -42,38 +42,38 @@ class Fragile(Talk):
             turns=1, dataset=[{"question": "q", "answer": position} for position in positions], rubric=rubric
         )
 
-    def break_at(self, position: str, state: vf.State) -> None:
+    def fail_at(self, position: str, state: vf.State) -> None:
         if state["answer"] == position:
             raise KeyError(f"broken {position}")
 
     async def setup_state(self, state, **kwargs):
-        self.break_at("setup_state", state)
+        self.fail_at("setup_state", state)
         await super().setup_state(state)
 
     async def env_response(self, messages, state, **kwargs):
-        self.break_at("env_response", state)
+        self.fail_at("env_response", state)
         return await super().env_response(messages, state)
 
     @vf.stop
     def breaking(self, state):
-        self.break_at("stop", state)
+        self.fail_at("stop", state)
 
     @vf.cleanup
     async def breaking_cleanup(self, state):
-        self.break_at("cleanup", state)
+        self.fail_at("cleanup", state)
 
     def judge(self, state):
-        self.break_at("reward", state)
+        self.fail_at("reward", state)
         return 1.0
 
-    def player(self, messages, state, rng):
-        self.break_at("model", state)
+    def policy(self, messages, state, rng):
+        self.fail_at("model", state)
         return "hi"
 
 
 def test_an_error_is_recorded_with_phase_and_traceback_and_fails_only_its_rollout():
-    env = Fragile()
-    records = roll(env, says(env.player))
+    env = PhaseFailingEnv()
+    records = generate_sync(env, scripted_client(env.policy))
     assert len(records) == 8
     for record in records:
         if record.answer == "fine":
@@ -85,14 +85,14 @@ def test_an_error_is_recorded_with_phase_and_traceback_and_fails_only_its_rollou
         phase = "reward judge" if record.answer == "reward" else record.answer
         assert (record.error.phase, record.error.type) == (phase, "KeyError")
         assert record.error.message == f"'broken {record.answer}'"
-        assert "in break_at" in record.error.traceback
+        assert "in fail_at" in record.error.traceback
 
 
 def test_errors_list_their_attempts():
     def always_fails(messages, state, rng):
         raise vf.InfraError("gave up", attempts=["HTTP 500", "HTTP 503"])
 
-    [record] = roll(Quiz(1), says(always_fails))
+    [record] = generate_sync(Quiz(1), scripted_client(always_fails))
     assert record.error is not None
     assert (record.error.phase, record.error.attempts) == ("model", ["HTTP 500", "HTTP 503"])
 
@@ -104,19 +104,19 @@ def test_an_attempts_attribute_of_foreign_errors_is_ignored():
     def always_fails(messages, state, rng):
         raise RetryError("gave up")
 
-    [record] = roll(Quiz(1), says(always_fails))
+    [record] = generate_sync(Quiz(1), scripted_client(always_fails))
     assert record.error is not None
     assert record.error.attempts == []
 
 
 def test_the_steps_before_an_error_are_kept():
-    class Late(Talk):
+    class FailsInSecondTurn(Talk):
         async def env_response(self, messages, state, **kwargs):
             if len(state["trajectory"]) == 2:
                 raise KeyError("board")
             return "go on"
 
-    [record] = roll(Late(), says("hi"))
+    [record] = generate_sync(FailsInSecondTurn(), scripted_client("hi"))
     assert len(record.steps) == 2
     assert [message["content"] for message in record.completion] == ["hi", "go on", "hi"]
     assert record.usage.completion_tokens == 2
@@ -132,7 +132,7 @@ def test_a_cancellation_leaked_by_user_code_is_an_ordinary_error(position):
             task.cancel()
             await task
 
-    class Leaky(Talk):
+    class CancellationLeakingEnv(Talk):
         async def env_response(self, messages, state, **kwargs):
             if position == "env_response":
                 await leak(state)
@@ -143,32 +143,34 @@ def test_a_cancellation_leaked_by_user_code_is_an_ordinary_error(position):
             await leak(state)
         return 1.0
 
-    first, second = roll(Leaky(turns=1, count=2, rubric=vf.Rubric([reward])), says("hi"))
+    first, second = generate_sync(
+        CancellationLeakingEnv(turns=1, count=2, rubric=vf.Rubric([reward])), scripted_client("hi")
+    )
     assert first.error is not None
     assert (first.error.phase.split()[0], first.error.type) == (position, "CancelledError")
     assert second.reward == 1.0
 
 
 def test_a_rollout_cannot_change_the_prompts_of_its_group():
-    class Careless(Talk):
+    class PromptEditingEnv(Talk):
         async def setup_state(self, state, **kwargs):
             await super().setup_state(state)
             state["prompt"].append(vf.UserMessage("and more"))
             state["info"]["seen"] = True
 
-    env = Careless(turns=1, dataset=rows(1, info={"level": 1}))
-    records = roll(env, says("hi"), rollouts_per_example=3, max_concurrent=1)
+    env = PromptEditingEnv(turns=1, dataset=rows(1, info={"level": 1}))
+    records = generate_sync(env, scripted_client("hi"), rollouts_per_example=3, max_concurrent=1)
     assert [len(record.prompt) for record in records] == [2, 2, 2]
     assert [record.info for record in records] == [{"level": 1}] * 3
     assert env.get_dataset()[0]["info"] == {"level": 1}
 
 
 def test_fail_fast_raises_the_first_failure():
-    env = Fragile()
+    env = PhaseFailingEnv()
     with pytest.raises(
         RolloutError, match=r"(?s)^setup_state: KeyError: 'broken setup_state' \(example 0\)\nTraceback"
     ) as caught:
-        roll(env, says(env.player), fail_fast=True, max_concurrent=1)
+        generate_sync(env, scripted_client(env.policy), fail_fast=True, max_concurrent=1)
     assert caught.value.record.example_id == 0
 
 
@@ -192,7 +194,7 @@ def test_group_rewards_receive_only_successful_rollouts():
         return answer
 
     env = Quiz(2, rubric=vf.Rubric([share_of_group, correct]))
-    records = roll(env, says(policy), rollouts_per_example=3, max_concurrent=1)
+    records = generate_sync(env, scripted_client(policy), rollouts_per_example=3, max_concurrent=1)
     assert [record.scores and record.scores.rewards["share_of_group"] for record in records] == [0.25, None, 0.75] * 2
     assert [record.scores and record.scores.rewards["correct"] for record in records] == [0, None, 0, 1, None, 0]
     assert [record.error and record.error.type for record in records] == [None, "KeyError", None] * 2
@@ -205,7 +207,7 @@ def test_a_group_reward_that_fails_fails_only_the_rollouts_of_its_group():
             raise KeyError("boom")
         return [1.0] * len(answers)
 
-    records = roll(Quiz(2, rubric=vf.Rubric([picky])), says(right), rollouts_per_example=2)
+    records = generate_sync(Quiz(2, rubric=vf.Rubric([picky])), scripted_client(oracle), rollouts_per_example=2)
     assert [record.error and (record.error.phase, record.error.type) for record in records] == [
         ("reward picky", "KeyError"),
         ("reward picky", "KeyError"),
@@ -223,7 +225,7 @@ def test_group_rewards_are_not_called_if_all_rollouts_failed():
     def broken(messages, state, rng):
         raise KeyError("boom")
 
-    records = roll(Quiz(1, rubric=vf.Rubric([never])), says(broken), rollouts_per_example=2)
+    records = generate_sync(Quiz(1, rubric=vf.Rubric([never])), scripted_client(broken), rollouts_per_example=2)
     assert [record.error and record.error.phase for record in records] == ["model", "model"]
 
 
@@ -245,7 +247,9 @@ def test_group_rewards_receive_group_members_in_order_however_they_finish():
         members_seen.append([completion[-1].content for completion in completions])
         return [0.0] * len(completions)
 
-    records = roll(Quiz(1, rubric=vf.Rubric([watch])), says(policy), rollouts_per_example=4, max_concurrent=4)
+    records = generate_sync(
+        Quiz(1, rubric=vf.Rubric([watch])), scripted_client(policy), rollouts_per_example=4, max_concurrent=4
+    )
     assert members_seen == [[record.completion[0]["content"] for record in records]] == [["1", "2", "3", "4"]]
 
 
@@ -280,7 +284,7 @@ def test_exactly_max_concurrent_rollouts_run_at_a_time(workload, grouped):
 
         env = Quiz(examples, rubric=vf.Rubric([share_of_group if grouped else correct]))
         async with asyncio.timeout(20):
-            return await collect(env, says(policy), plan(examples_of(env), group_size), max_concurrent=width)
+            return await collect(env, scripted_client(policy), plan(examples_of(env), group_size), max_concurrent=width)
 
     records = asyncio.run(main())
     assert len(records) == examples * group_size
@@ -298,7 +302,7 @@ def test_the_default_concurrency_is_max_concurrent_of_the_client():
         running -= 1
         return "hi"
 
-    roll(Quiz(10), says(policy, max_concurrent=3))
+    generate_sync(Quiz(10), scripted_client(policy, max_concurrent=3))
     assert peak == 3
 
 
@@ -312,7 +316,7 @@ async def test_groups_are_read_lazily_and_records_are_yielded_when_ready():
             yield group
 
     examples_read = 0
-    records = run_groups(env, says("hi"), groups(), max_concurrent=2)
+    records = run_groups(env, scripted_client("hi"), groups(), max_concurrent=2)
     async for _ in records:
         examples_read += 1
         if examples_read == 5:
@@ -328,19 +332,19 @@ async def remaining_tasks() -> set[asyncio.Task]:
     return asyncio.all_tasks() - {asyncio.current_task()}  # pyright: ignore[reportReturnType]
 
 
-class Held(Talk):
+class OpenRolloutCounter(Talk):
     """Counts the rollouts that were set up but not cleaned up yet."""
 
-    held = 0
+    num_open = 0
 
     async def setup_state(self, state, **kwargs):
         await super().setup_state(state)
-        self.held += 1
+        self.num_open += 1
 
     @vf.cleanup
-    async def let_go(self, state):
+    async def count_cleanup(self, state):
         await asyncio.sleep(0)
-        self.held -= 1
+        self.num_open -= 1
 
 
 async def first_quick_then_stuck(messages, state, rng):
@@ -350,27 +354,29 @@ async def first_quick_then_stuck(messages, state, rng):
 
 
 async def test_closing_the_generator_ends_every_rollout():
-    env = Held(turns=1, count=6)
-    records = run_groups(env, says(first_quick_then_stuck), plan(examples_of(env), 2), max_concurrent=5)
+    env = OpenRolloutCounter(turns=1, count=6)
+    records = run_groups(env, scripted_client(first_quick_then_stuck), plan(examples_of(env), 2), max_concurrent=5)
     await anext(records)
-    assert env.held > 0
+    assert env.num_open > 0
     await records.aclose()
     assert await remaining_tasks() == set()
-    assert env.held == 0
+    assert env.num_open == 0
 
 
 async def test_cancelling_a_run_ends_every_rollout():
-    env = Held(turns=1, count=6)
+    env = OpenRolloutCounter(turns=1, count=6)
     started = asyncio.Event()
     task = asyncio.create_task(
-        vf.generate(env, says(first_quick_then_stuck), max_concurrent=5, on_record=lambda record: started.set())
+        vf.generate(
+            env, scripted_client(first_quick_then_stuck), max_concurrent=5, on_record=lambda record: started.set()
+        )
     )
     await started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await remaining_tasks() == set()
-    assert env.held == 0
+    assert env.num_open == 0
 
 
 async def test_a_run_that_stops_at_a_failure_ends_every_rollout():
@@ -379,42 +385,42 @@ async def test_a_run_that_stops_at_a_failure_ends_every_rollout():
             await asyncio.Event().wait()
         raise KeyError("boom")
 
-    env = Held(count=6)
+    env = OpenRolloutCounter(count=6)
     with pytest.raises(RolloutError):
-        await vf.generate(env, says(policy), max_concurrent=5, fail_fast=True)
+        await vf.generate(env, scripted_client(policy), max_concurrent=5, fail_fast=True)
     assert await remaining_tasks() == set()
-    assert env.held == 0
+    assert env.num_open == 0
 
 
 async def test_an_error_of_on_record_ends_every_rollout_before_teardown():
-    class Watched(Held):
+    class TeardownRecorder(OpenRolloutCounter):
         at_teardown = -1
 
         @vf.teardown
         def look(self):
-            self.at_teardown = self.held
+            self.at_teardown = self.num_open
 
     def observer(record):
         raise OSError("disk full")
 
-    env = Watched(turns=1, count=6)
+    env = TeardownRecorder(turns=1, count=6)
     with pytest.raises(OSError, match="disk full"):
-        await vf.generate(env, says(first_quick_then_stuck), max_concurrent=5, on_record=observer)
+        await vf.generate(env, scripted_client(first_quick_then_stuck), max_concurrent=5, on_record=observer)
     assert env.at_teardown == 0
     assert await remaining_tasks() == set()
 
 
 async def test_an_error_of_the_iterator_of_groups_ends_every_rollout():
-    env = Held(turns=1, count=3)
+    env = OpenRolloutCounter(turns=1, count=3)
 
     def groups():
         yield from plan(examples_of(env), 1)
         raise OSError("file gone")
 
     with pytest.raises(OSError, match="file gone"):
-        await collect(env, says(first_quick_then_stuck), groups(), max_concurrent=5)  # pyright: ignore[reportArgumentType]
+        await collect(env, scripted_client(first_quick_then_stuck), groups(), max_concurrent=5)  # pyright: ignore[reportArgumentType]
     assert await remaining_tasks() == set()
-    assert env.held == 0
+    assert env.num_open == 0
 
 
 # Seeds and keys
@@ -425,8 +431,10 @@ def test_equal_rows_have_different_keys_and_seeds():
     keys = [group[0].key for group in groups]
     assert keys[1:] == [f"{keys[0]}#2", f"{keys[0]}#3"]
     assert [[job.index for job in group] for group in groups] == [[0, 1]] * 3
-    records = roll(
-        Quiz(dataset=rows(1) * 3), says(lambda messages, state, rng: str(rng.random())), rollouts_per_example=2
+    records = generate_sync(
+        Quiz(dataset=rows(1) * 3),
+        scripted_client(lambda messages, state, rng: str(rng.random())),
+        rollouts_per_example=2,
     )
     assert len({record.completion[0]["content"] for record in records}) == 6
 
@@ -440,7 +448,7 @@ def test_group_members_share_the_environment_seed_but_not_the_rollout_seed():
     def show(messages, state, rng):
         return f"{state['env_seed']} {state['seed']}"
 
-    records = roll(Quiz(2), says(show), rollouts_per_example=3)
+    records = generate_sync(Quiz(2), scripted_client(show), rollouts_per_example=3)
     env_seeds, seeds = zip(*(record.completion[0]["content"].split() for record in records), strict=True)
     assert len(set(env_seeds)) == 2
     assert len(set(env_seeds[:3])) == 1
@@ -471,21 +479,21 @@ async def slow_policy(messages, state, rng):
 @settings(max_examples=15, deadline=None)
 def test_the_same_seed_gives_the_same_records_at_any_concurrency(seed, widths):
     runs = [
-        roll(
+        generate_sync(
             Talk(turns=2, count=3, rubric=vf.Rubric([share_of_group])),
-            says(lambda messages, state, rng: slow_policy(messages, state, rng)),
+            scripted_client(lambda messages, state, rng: slow_policy(messages, state, rng)),
             rollouts_per_example=3,
             seed=seed,
             max_concurrent=width,
         )
         for width in widths
     ]
-    first, second = ([encode_record(timeless(record)) for record in records] for records in runs)
+    first, second = ([encode_record(without_times(record)) for record in records] for records in runs)
     assert first == second
 
 
 def test_another_seed_gives_other_records():
-    first, second = (roll(Quiz(1), says(slow_policy), seed=seed)[0] for seed in (1, 2))
+    first, second = (generate_sync(Quiz(1), scripted_client(slow_policy), seed=seed)[0] for seed in (1, 2))
     assert first.completion != second.completion
     assert first.example_key == second.example_key
 
@@ -496,7 +504,7 @@ def test_another_seed_gives_other_records():
 def test_a_request_contains_the_tokens_of_the_previous_turn():
     requests: list[vf.Request] = []
 
-    class Counting:
+    class TokenCountingClient:
         max_concurrent = 1
 
         async def respond(self, request):
@@ -509,7 +517,7 @@ def test_a_request_contains_the_tokens_of_the_previous_turn():
             pass
 
     env = Talk(turns=3, sampling_args={"temperature": 0.5, "max_tokens": 9})
-    [record] = roll(env, Counting(), model="m", sampling_args={"max_tokens": 7})
+    [record] = generate_sync(env, TokenCountingClient(), model="m", sampling_args={"max_tokens": 7})
     assert [request.previous for request in requests] == [
         None,
         vf.StepTokens([1], [1], [0.0]),
@@ -524,11 +532,11 @@ def test_a_request_contains_the_tokens_of_the_previous_turn():
 
 
 async def test_a_raw_text_grows_turn_by_turn_at_an_endpoint():
-    class Counted(vf.MultiTurnCompletionEnv):
+    class CountingEnv(vf.MultiTurnCompletionEnv):
         async def env_response(self, messages, state, **kwargs):
             return f"<{len(messages)}>"
 
-    env = Counted(dataset=[{"question": "abc"}], max_turns=3, sampling_args={"max_tokens": 5})
+    env = CountingEnv(dataset=[{"question": "abc"}], max_turns=3, sampling_args={"max_tokens": 5})
     async with ApiEndpoint("/v1/completions", text_completion, reply=lambda body: "de") as server:
         client = vf.OpenAIClient(server.base_url)
         [record] = await vf.generate(env, client, "tiny")
@@ -542,7 +550,7 @@ async def test_a_raw_text_grows_turn_by_turn_at_an_endpoint():
 
 def test_records_contain_the_training_step():
     env = Quiz(1)
-    [record] = asyncio.run(collect(env, says("0"), plan(examples_of(env), 1), step=7))
+    [record] = asyncio.run(collect(env, scripted_client("0"), plan(examples_of(env), 1), step=7))
     assert record.step == 7
 
 
@@ -577,19 +585,19 @@ def test_keyboard_interrupt_and_generator_exit_are_not_caught(kind: type[BaseExc
 # Turns of an external agent
 
 
-class Counted:
-    """Answers with numbered texts and tokens and records its requests; `together` concurrent requests wait for each other."""
+class NumberedClient:
+    """Responds with numbered texts and tokens, and records its requests; `min_in_flight` requests wait for each other."""
 
     max_concurrent = 8
 
-    def __init__(self, together: int = 1):
-        self.asked: list[Request] = []
-        self._all_there = asyncio.Barrier(together)
+    def __init__(self, min_in_flight: int = 1):
+        self.requests: list[Request] = []
+        self._barrier = asyncio.Barrier(min_in_flight)
 
     async def respond(self, request: Request) -> Response:
-        self.asked.append(request)
-        number = len(self.asked)
-        await self._all_there.wait()
+        self.requests.append(request)
+        number = len(self.requests)
+        await self._barrier.wait()
         return Response(vf.AssistantMessage(f"answer {number}"), tokens=vf.StepTokens([number], [number], [0.0]))
 
     async def close(self) -> None:
@@ -605,30 +613,30 @@ def user(text: str) -> vf.Message:
 
 
 async def test_a_conversation_continues_the_step_with_the_longest_common_prefix():
-    client, state = Counted(), rollout_state()
+    client, state = NumberedClient(), rollout_state()
     turn = make_turn(client, "", SamplingParams())
     first = await turn(state, [user("agent")])
     await turn(state, [user("helper")])
     await turn(state, [user("agent"), first, user("more")])
     await turn(state, [user("agent"), vf.AssistantMessage("rewritten"), user("more")])
-    previous = [request.previous and request.previous.prompt_ids for request in client.asked]
+    previous = [request.previous and request.previous.prompt_ids for request in client.requests]
     assert previous == [None, [1], [1], [3]]  # the last of equal matches; the renderer checks whether it fits
 
 
 async def test_concurrent_turns_have_different_seeds_and_count_as_turns():
-    client, state = Counted(together=3), rollout_state()
+    client, state = NumberedClient(min_in_flight=3), rollout_state()
     turn = make_turn(client, "", SamplingParams(), Allowance(vf.Limits(max_turns=3)))
     turns = [turn(state, [user(name)]) for name in "abcd"]
     *answers, refused = await asyncio.gather(*turns, return_exceptions=True)
     assert isinstance(refused, vf.LimitReachedError) and str(refused) == "max_turns_reached"
-    assert len({request.seed for request in client.asked}) == 3
-    assert [request.seed for request in client.asked] == [derive_seed(7, number) for number in range(3)]
+    assert len({request.seed for request in client.requests}) == 3
+    assert [request.seed for request in client.requests] == [derive_seed(7, number) for number in range(3)]
     steps = {step.prompt[0]["content"]: step.completion[0]["content"] for step in state["trajectory"]}
     assert steps == {name: answer["content"] for name, answer in zip("abc", answers, strict=True)}
 
 
 async def test_sampling_parameters_of_an_agent_are_merged_with_those_of_the_run():
-    client, state = Counted(), rollout_state()
+    client, state = NumberedClient(), rollout_state()
     turn = make_turn(client, "", SamplingParams(temperature=1.0, max_tokens=5, stop=["a"]))
     tools = [{"type": "function", "function": {"name": "f"}}]
     state["tools"] = tools
@@ -636,16 +644,16 @@ async def test_sampling_parameters_of_an_agent_are_merged_with_those_of_the_run(
         state, [user("a")], agent_request=Request([], SamplingParams(max_tokens=9, stop=["b", "a"]), tools=tools)
     )
     await turn(state, [user("b")], agent_request=Request([], SamplingParams(max_tokens=2, temperature=0.0)))
-    assert [request.sampling_params for request in client.asked] == [
+    assert [request.sampling_params for request in client.requests] == [
         SamplingParams(temperature=1.0, max_tokens=5, stop=["a", "b"]),
         SamplingParams(temperature=0.0, max_tokens=2, stop=["a"]),
     ]
     assert [step.tools for step in state["trajectory"]] == [None, []]
-    assert [request.tools for request in client.asked] == [tools, None]
+    assert [request.tools for request in client.requests] == [tools, None]
 
 
 async def test_training_rejects_only_parameters_that_change_the_distribution():
-    client, state = Counted(), rollout_state()
+    client, state = NumberedClient(), rollout_state()
     turn = make_turn(client, "", SamplingParams(temperature=1.0, max_tokens=5), for_training=True)
     same = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, presence_penalty=0.0, max_tokens=3, stop=["a"], seed=3)
     await turn(state, [user("a")], agent_request=Request([], same))
@@ -668,7 +676,7 @@ async def test_training_rejects_only_parameters_that_change_the_distribution():
         [name] = changed
         with pytest.raises(ConfigError, match=f"the agent requests {name} = .*remove '{name}' from agent_sampling"):
             await turn(state, [user("a")], agent_request=Request([], SamplingParams(**changed)))
-    assert len(client.asked) == len(state["trajectory"]) == 1
+    assert len(client.requests) == len(state["trajectory"]) == 1
     assert set(SamplingParams.__struct_fields__) - {name for changed in rejected for name in changed} == {
         *("max_tokens", "seed", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs")
     }  # every new parameter must be added to one of the two lists

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tiers import first_quick
-from toys import rows, says
+from toy_envs import rows, scripted_client
 
 import rove as vf
 from rove.remote.environment import IsolatedEnv
@@ -39,13 +39,13 @@ def sales(state: vf.State) -> float:
 
 def test_a_reward_can_read_a_database_that_a_cleanup_closes(tmp_path: Path):
     env = Shop(dataset=rows(2), max_turns=2, rubric=vf.Rubric([sales]))
-    summary = asyncio.run(vf.evaluate(env, says("tea"), run=tmp_path / "run", rollouts_per_example=2))
+    summary = asyncio.run(vf.evaluate(env, scripted_client("tea"), run=tmp_path / "run", rollouts_per_example=2))
     assert (summary.scored, summary.reward.mean) == (4, 2.0)
     with Run(tmp_path / "run") as source:
         assert asyncio.run(vf.rescore(env, source, into=tmp_path / "rescored")).reward.mean == 2.0
 
 
-class Logged(vf.MultiTurnEnv):
+class EventLoggingEnv(vf.MultiTurnEnv):
     """Writes down the order of events."""
 
     def __init__(self, log: list[str], fail_in: str = "", **kwargs: Any):
@@ -81,7 +81,7 @@ class Logged(vf.MultiTurnEnv):
 
 def test_the_order_of_events():
     log: list[str] = []
-    [record] = Logged(log).generate_sync(says("a"))
+    [record] = EventLoggingEnv(log).generate_sync(scripted_client("a"))
     assert record.reward == 1.0
     assert log == ["env_response", "post_rollout", "reward", "cleanup", "group"]
 
@@ -97,7 +97,7 @@ def test_the_order_of_events():
 )
 def test_after_a_failure_the_rollout_is_still_cleaned_up(event: str, phase: str, log: list[str]):
     events: list[str] = []
-    [record] = Logged(events, fail_in=event).generate_sync(says("a"))
+    [record] = EventLoggingEnv(events, fail_in=event).generate_sync(scripted_client("a"))
     assert record.scores is None
     assert record.error is not None
     assert (record.error.phase, record.error.message) == (phase, f"{event} failed")
@@ -113,9 +113,9 @@ async def test_a_rollout_that_is_cancelled_while_it_is_scored_is_cleaned_up():
         await asyncio.sleep(60)
         return 1.0
 
-    env = Logged(log)
+    env = EventLoggingEnv(log)
     env.rubric = vf.Rubric([slow])
-    task = asyncio.create_task(env.generate(says("a")))
+    task = asyncio.create_task(env.generate(scripted_client("a")))
     await scoring.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -163,7 +163,7 @@ def test_the_order_is_the_same_in_a_worker(grouped: bool, expected: float, tmp_p
     (tmp_path / "shop.py").write_text(PACKAGE)
     env = IsolatedEnv("shop", {"grouped": grouped}, env_dir=tmp_path)
     try:
-        records = env.generate_sync(says("tea"), rollouts_per_example=2)
+        records = env.generate_sync(scripted_client("tea"), rollouts_per_example=2)
     finally:
         env.close()
     outcomes = sorted((record.example_id, record.reward, record.error and record.error.phase) for record in records)

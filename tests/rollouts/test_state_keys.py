@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from toys import says
+from toy_envs import scripted_client
 
 import rove as vf
 from rove.core.records import Outcome, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
@@ -98,7 +98,7 @@ def set_key(state: vf.State, position: str) -> None:
         state[info["key"]] = VALUES[info["value"]]()
 
 
-class Author(vf.MultiTurnEnv):
+class KeySettingEnv(vf.MultiTurnEnv):
     """Two turns; every hook may set a key."""
 
     def __init__(self, cases: list[Case], **kwargs: Any):
@@ -130,7 +130,7 @@ class Author(vf.MultiTurnEnv):
         set_key(state, "cleanup")
 
 
-class ToolAuthor(Author, vf.ToolEnv):  # pyright: ignore[reportIncompatibleMethodOverride]
+class KeySettingToolEnv(KeySettingEnv, vf.ToolEnv):  # pyright: ignore[reportIncompatibleMethodOverride]
     """The same with tools, whose environment reads more of the state."""
 
     def no_tools_called(self, state: vf.State) -> bool:
@@ -139,7 +139,7 @@ class ToolAuthor(Author, vf.ToolEnv):  # pyright: ignore[reportIncompatibleMetho
 
 def check_run(env: vf.Environment, path: Path, count: int, may_fail: bool) -> list[RolloutRecord]:
     """Evaluate, open, rescore and resume a run of `count` rows; return its records."""
-    asyncio.run(vf.evaluate(env, says("b"), run=path / "run"))
+    asyncio.run(vf.evaluate(env, scripted_client("b"), run=path / "run"))
     records = sorted(Run(path / "run").rollouts(), key=lambda record: record.example_id)
     assert len(records) == count
     for record in records:
@@ -153,7 +153,7 @@ def check_run(env: vf.Environment, path: Path, count: int, may_fail: bool) -> li
         rescored = asyncio.run(vf.rescore(env, source, into=path / "rescored"))
     assert (rescored.scored, rescored.failed) == (scored, 0)
     content_before = (path / "run" / "rollouts.jsonl").read_bytes()
-    resumed = asyncio.run(vf.evaluate(env, says("b"), run=path / "run"))
+    resumed = asyncio.run(vf.evaluate(env, scripted_client("b"), run=path / "run"))
     assert resumed.scored == scored
     if scored == count:
         assert (path / "run" / "rollouts.jsonl").read_bytes() == content_before
@@ -167,18 +167,18 @@ SPECIAL = READABLE | INPUT_FIELDS | {"final_env_response", "seconds", "mcp_serve
 
 def test_keys_of_the_author_break_nothing(tmp_path: Path):
     cases = changing_values([key for key in keys_in_use() if key not in READ])
-    check_run(Author(cases), tmp_path, len(cases), may_fail=False)
+    check_run(KeySettingEnv(cases), tmp_path, len(cases), may_fail=False)
 
 
 def test_keys_of_the_author_break_nothing_in_an_environment_with_tools(tmp_path: Path):
     cases = changing_values(sorted(SPECIAL - SET_BY_AUTHORS))
-    check_run(ToolAuthor(cases, tools=[]), tmp_path, len(cases), may_fail=False)
+    check_run(KeySettingToolEnv(cases, tools=[]), tmp_path, len(cases), may_fail=False)
 
 
 @pytest.mark.parametrize("with_tools", [False, True])
 def test_an_unusable_value_of_a_key_that_rove_reads_is_a_config_error(tmp_path: Path, with_tools: bool):
     cases = every_value(sorted(SET_BY_AUTHORS if with_tools else READ))
-    env = ToolAuthor(cases, tools=[]) if with_tools else Author(cases)
+    env = KeySettingToolEnv(cases, tools=[]) if with_tools else KeySettingEnv(cases)
     check_run(env, tmp_path, len(cases), may_fail=True)
 
 
@@ -186,11 +186,11 @@ def test_an_unusable_value_of_a_key_that_rove_reads_is_a_config_error(tmp_path: 
 @pytest.mark.parametrize("key", keys_in_use())
 def test_every_value_of_a_key_breaks_nothing(key: str, tmp_path: Path):
     cases = every_value([key])
-    check_run(Author(cases), tmp_path, len(cases), may_fail=key in READ)
+    check_run(KeySettingEnv(cases), tmp_path, len(cases), may_fail=key in READ)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", sorted(SPECIAL))
 def test_every_value_of_a_key_breaks_nothing_in_an_environment_with_tools(key: str, tmp_path: Path):
     cases = every_value([key])
-    check_run(ToolAuthor(cases, tools=[]), tmp_path, len(cases), may_fail=key in SET_BY_AUTHORS)
+    check_run(KeySettingToolEnv(cases, tools=[]), tmp_path, len(cases), may_fail=key in SET_BY_AUTHORS)

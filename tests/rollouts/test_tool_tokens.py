@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fakes import tiny_model
 from tiers import some_broad
-from toys import roll, rows
+from toy_envs import generate_sync, rows
 
 import rove as vf
 from rove.core.protocols import Request, SamplingParams, ToolChoice
@@ -58,7 +58,7 @@ def test_a_rollout_with_tools_is_one_unbroken_sequence(name: str):
     [greeting_token] = renderer.encode(" hello")
     sampling = {"logit_bias": {greeting_token: -100}}  # forces a tokenization that the tokenizer never produces
     form = {"regex": call_pattern(renderer, count)}
-    [record] = roll(
+    [record] = generate_sync(
         env, client, sampling_args={"structured_outputs": form, "temperature": 1.0, "max_tokens": 1000} | sampling
     )
 
@@ -95,7 +95,7 @@ def trained_text(renderer: Renderer, sample: Any) -> str:
 
 def test_a_template_without_tool_support_is_an_error_of_the_rollout():
     loaded = model_of("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>")
-    [record] = roll(
+    [record] = generate_sync(
         vf.ToolEnv(tools=[add], dataset=rows(1)), EngineClient.from_model(loaded), sampling_args={"max_tokens": 4}
     )
     assert record.error is not None
@@ -146,7 +146,7 @@ async def test_in_lookup_all_sampled_tokens_are_trained_but_no_tool_results():
     assert len(tool_results) > 6 and {"there is no person of that name", "Answer submitted."} < tool_results
 
 
-COUNTED = (
+COUNTING_TEMPLATE = (
     "{% set turn = namespace(count=0) %}{% for m in messages if m.role == 'user' or (m.role == 'assistant' and not "
     "m.tool_calls) %}{% if (m.role == 'user') != (turn.count % 2 == 0) %}{{ raise_exception('roles') }}{% endif %}"
     "{% set turn.count = turn.count + 1 %}{% endfor %}"
@@ -163,7 +163,7 @@ COUNTED = (
     ],
 )
 async def test_a_turn_after_forced_calls_of_mistral_continues_the_sampled_tokens(template: str):
-    loaded = model_of(COUNTED + template)
+    loaded = model_of(COUNTING_TEMPLATE + template)
     support = loaded.renderer.tool_support
     assert support.writes_ids and not support.keeps_text
     properties = {"a": {"type": "integer", "minimum": 0, "maximum": 9}, "why": {"enum": ["x y", "z"]}}

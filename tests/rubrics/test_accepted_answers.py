@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toys import roll, says
+from toy_envs import generate_sync, scripted_client
 
 import rove as vf
 from rove.core.errors import ConfigError
@@ -23,7 +23,7 @@ def environment(tmp_path: Path, answers: Any, scorer: str, **options: Any) -> Qu
 
 
 def rewards(env: QuestionsEnv, reply: str) -> list[float | None]:
-    records = roll(env, says(reply))
+    records = generate_sync(env, scripted_client(reply))
     assert [record.error for record in records] == [None, None]
     return [record.reward for record in records]
 
@@ -41,10 +41,10 @@ def test_any_accepted_answer_is_right(tmp_path: Path, scorer: str, answers: Any,
     env = environment(tmp_path, answers, scorer)
     assert [rewards(env, reply)[0] for reply in right] == [1.0] * len(right)
     assert [rewards(env, reply)[0] for reply in wrong] == [0.0] * len(wrong)
-    assert roll(env, vf.ScriptedClient(env.policies["teacher"], "teacher"))[0].answer == str(answers[0])
+    assert generate_sync(env, vf.ScriptedClient(env.policies["teacher"], "teacher"))[0].answer == str(answers[0])
 
 
-def test_a_function_of_ones_own_sees_one_accepted_answer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_custom_function_gets_one_accepted_answer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "lengths.py").write_text(
         "def same_length(completion, answer):\n    return float(len(completion[-1].content) == len(answer))\n"
     )
@@ -56,7 +56,7 @@ def test_a_function_of_ones_own_sees_one_accepted_answer_at_a_time(tmp_path: Pat
 
 def test_the_teacher_gives_the_first_accepted_answer(tmp_path: Path):
     env = environment(tmp_path, CAPITALS, "exact")
-    records = roll(env, vf.ScriptedClient(env.policies["teacher"], "teacher"))
+    records = generate_sync(env, vf.ScriptedClient(env.policies["teacher"], "teacher"))
     assert [record.reward for record in records] == [1.0, 1.0]
     assert records[0].completion[-1]["content"] == "<answer>Amsterdam</answer>"
 
@@ -74,7 +74,7 @@ def test_every_accepted_answer_must_fit_the_scorer(tmp_path: Path):
         environment(tmp_path, ["2", "two"], "numeric")
 
 
-def test_one_accepted_answer_leaves_the_identity_as_it_was(tmp_path: Path):
+def test_one_accepted_answer_does_not_change_the_identity(tmp_path: Path):
     single = environment(tmp_path, ["Amsterdam"], "exact")
     several = environment(tmp_path, CAPITALS, "exact")
     assert single.rubric.identity == several.rubric.identity

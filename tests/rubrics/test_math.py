@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from toys import Quiz, rows, says
+from toy_envs import Quiz, rows, scripted_client
 
 import rove as vf
 from rove.core.errors import ConfigError, Error, InfraError, RemoteError, WorkerError
@@ -23,7 +23,7 @@ def graded_records(pairs: list[tuple[str, str]], **options) -> list[vf.RolloutRe
     data = [{"question": f"q{i}", "answer": answer} for i, (answer, _) in enumerate(pairs)]
     responses = {f"q{i}": response for i, (_, response) in enumerate(pairs)}
     env = vf.SingleTurnEnv(dataset=data, rubric=vf.MathRubric(max_workers=2, **options))
-    client = says(lambda messages, state, rng: responses[messages[-1].content])
+    client = scripted_client(lambda messages, state, rng: responses[messages[-1].content])
     return asyncio.run(vf.generate(env, client))
 
 

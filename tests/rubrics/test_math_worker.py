@@ -78,7 +78,7 @@ CASES: list[tuple[str, str, bool]] = [
 
 @pytest.fixture(scope="module")
 def worker() -> ModuleType:
-    """The worker program, whose imports take a second."""
+    """Load the worker program, whose imports take a second."""
     from rove.rubrics import math_worker
 
     math_worker.setup()

@@ -29,7 +29,7 @@ def test_squeezed_text_keeps_letters_digits_and_symbols() -> None:
 
 
 @each_row(
-    ("text", "rest"),
+    ("text", "expected"),
     [
         ('a "b" c', "a     c"),
         ("a\n> b\nc", "a\n   \nc"),
@@ -38,8 +38,8 @@ def test_squeezed_text_keeps_letters_digits_and_symbols() -> None:
         ('it\'s "no"', 'it\'s "no"'),
     ],
 )
-def test_quotations_become_spaces_of_the_same_length(text: str, rest: str) -> None:
-    assert without_quotations(text, lambda part: part.strip('"') == "no") == rest
+def test_quotations_become_spaces_of_the_same_length(text: str, expected: str) -> None:
+    assert without_quotations(text, lambda part: part.strip('"') == "no") == expected
 
 
 @pytest.mark.parametrize("line", ["yes", "- YES!", "“yes”", "ｙｅｓ"])

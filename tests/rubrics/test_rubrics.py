@@ -469,12 +469,12 @@ def test_group_metrics_are_added_and_extras_are_kept():
 
 @given(st.lists(st.tuples(numbers, numbers), max_size=5), numbers, numbers)
 def test_group_values_reach_their_own_state(pairs, weight, group_weight):
-    rubric = Rubric([lambda own: own], [weight])
+    rubric = Rubric([lambda earned: earned], [weight])
     rubric.add_reward_func(group_reward(lambda states: [s["compared"] for s in states]), group_weight, name="group")
-    states = [make_state(own=own, compared=compared) for own, compared in pairs]
-    for scores, (own, compared) in zip(score_all(rubric, states), pairs, strict=True):
-        assert (scores.rewards | scores.metrics) == {"<lambda>": own, "group": compared}
-        assert scores.reward == pytest.approx(weight * own + group_weight * compared, abs=1e-3)
+    states = [make_state(earned=earned, compared=compared) for earned, compared in pairs]
+    for scores, (earned, compared) in zip(score_all(rubric, states), pairs, strict=True):
+        assert (scores.rewards | scores.metrics) == {"<lambda>": earned, "group": compared}
+        assert scores.reward == pytest.approx(weight * earned + group_weight * compared, abs=1e-3)
 
 
 def test_group_reward_decorates_partials_callables_and_methods():
@@ -546,11 +546,11 @@ def test_merging_no_scores_gives_a_reward_of_zero():
 
 def test_rubric_group_sums_rewards_and_merges_values():
     # verifiers v0 handled this case wrongly: the rewards of the second rubric decide.
-    first = Rubric([lambda own: own])
+    first = Rubric([lambda earned: earned])
     second = Rubric([rank], [10.0])
     second.add_metric(length)
     group = RubricGroup([first, second])
-    states = [make_state("a", own=1.0), make_state("bb", own=0.0)]
+    states = [make_state("a", earned=1.0), make_state("bb", earned=0.0)]
     assert group.names == ["<lambda>", "rank", "length"]
     assert group.has_group_rewards
     assert not RubricGroup([first]).has_group_rewards
@@ -597,7 +597,7 @@ def test_rubric_group_rejects_an_empty_list_and_equal_names():
 def test_rubric_group_tears_down_all_rubrics_even_after_a_failure():
     torn_down = []
 
-    class Held(Rubric):
+    class RubricWithTeardown(Rubric):
         def __init__(self, name, fails=False):
             super().__init__()
             self.name, self.fails = name, fails
@@ -608,7 +608,11 @@ def test_rubric_group_tears_down_all_rubrics_even_after_a_failure():
                 raise OSError("busy")
 
     with pytest.raises(OSError, match="busy"):
-        asyncio.run(RubricGroup([Held("a"), Held("b", fails=True), Held("c")]).teardown())
+        asyncio.run(
+            RubricGroup(
+                [RubricWithTeardown("a"), RubricWithTeardown("b", fails=True), RubricWithTeardown("c")]
+            ).teardown()
+        )
     assert sorted(torn_down) == ["a", "b", "c"]
     assert asyncio.run(Rubric().teardown()) is None
 

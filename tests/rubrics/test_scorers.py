@@ -66,10 +66,10 @@ def test_numeric_has_a_relative_tolerance_and_reads_right_answers_after_hashes()
 
 
 @pytest.mark.parametrize(
-    ("answer", "found"), [("many", "no number"), ("1/2", "2 numbers"), ("2^10", "2 numbers"), ("", "no number")]
+    ("answer", "description"), [("many", "no number"), ("1/2", "2 numbers"), ("2^10", "2 numbers"), ("", "no number")]
 )
-def test_numeric_rejects_a_right_answer_that_is_not_one_number(answer: str, found: str):
-    with pytest.raises(Error, match=f"has {found}; the scorer 'numeric' expects one. Use the scorer 'math'"):
+def test_numeric_rejects_a_right_answer_that_is_not_one_number(answer: str, description: str):
+    with pytest.raises(Error, match=f"has {description}; the scorer 'numeric' expects one. Use the scorer 'math'"):
         numeric("1", answer)
 
 

@@ -30,7 +30,7 @@ def test_the_verdict_of_an_object_is_read(text: str, verdict: str | None) -> Non
 
 
 @each_row("text", ["", "no", '{"verdict": "no"', '{"a": "b" "c"}', '{"a": b c}', "{" * 200 + "}" * 200, '["no"]'])
-def test_what_is_no_object_is_not_read(text: str) -> None:
+def test_text_that_is_not_an_object_is_not_read(text: str) -> None:
     assert object_at(text, 0) is None
 
 

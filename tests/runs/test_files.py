@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made import made_run, record
+from run_folders import make_record, write_run_folder
 
 from rove.core.errors import RunError
 from rove.runs.files import RunFiles
@@ -20,7 +20,7 @@ def test_a_folder_without_files_has_nothing_to_read(tmp_path: Path):
 
 
 def test_the_error_names_a_damaged_line_of_metrics(tmp_path: Path):
-    run = made_run(tmp_path, [record()], kind="rl")
+    run = write_run_folder(tmp_path, [make_record()], kind="rl")
     for step in (1, 2, 3):
         run.append_metrics({"step": step, "loss": None})
     run.close()

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from commands import environment, in_its_own, lines
-from toys import timeless
+from commands import rollout_lines, start_rove, write_environment
+from toy_envs import without_times
 
 from rove.core.records import RolloutRecord
 from rove.runs.run import Run
-from tests.cli.test_train import PARITY, small
+from tests.cli.test_train import PARITY, write_small_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -68,8 +68,8 @@ def load_environment(num_examples: int = 30, seed: int = 0):
 EVAL = ("eval", "slow", "-m", "scripted:slow", "-n", "30", "-r", "2", "-c", "3", "--run-dir", "run")
 
 
-def finish(folder: Path, *words: str) -> str:
-    process = in_its_own(folder, *words)
+def run_to_end(folder: Path, *words: str) -> str:
+    process = start_rove(folder, *words)
     out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, err
     return out
@@ -97,14 +97,14 @@ def count_lines(file: Path) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def places(run: Path) -> Counter[tuple[int | None, str, int]]:
+def rollout_counts(run: Path) -> Counter[tuple[int | None, str, int]]:
     return Counter((record.step, record.example_key, record.rollout_index) for record in Run(run).rollouts())
 
 
-def timeless_rollouts(run: Path) -> list[RolloutRecord]:
+def rollouts_without_times(run: Path) -> list[RolloutRecord]:
     """Return the rollouts in a fixed order, without measured times."""
     records = sorted(Run(run).rollouts(), key=lambda r: (r.step or 0, r.example_id, r.rollout_index))
-    return [timeless(record) for record in records]
+    return [without_times(record) for record in records]
 
 
 # Evaluation
@@ -112,36 +112,36 @@ def timeless_rollouts(run: Path) -> list[RolloutRecord]:
 
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
 def test_an_evaluation_loses_and_repeats_nothing(tmp_path: Path, kind: signal.Signals):
-    environment(tmp_path / "environments", "slow", SLOW)
+    write_environment(tmp_path / "environments", "slow", SLOW)
     run, rollouts_file = tmp_path / "run", tmp_path / "run" / "rollouts.jsonl"
     earlier_lines: list[bytes] = []
     for moment in (0, 1, 7, 30, 50):  # later ones may come too late on a busy machine
-        process = in_its_own(tmp_path, *EVAL)
+        process = start_rove(tmp_path, *EVAL)
         stop(
             process,
             kind,
             lambda at_least=moment: (run / "versions.json").exists() and count_lines(rollouts_file) >= at_least,
         )
         if rollouts_file.exists():
-            current_lines = [line for line in lines(run) if line.endswith(b"\n")]
+            current_lines = [line for line in rollout_lines(run) if line.endswith(b"\n")]
             assert current_lines[: len(earlier_lines)] == earlier_lines
             earlier_lines = current_lines
         assert not (run / "summary.json").exists() or len(earlier_lines) == 60
-    assert "60 of 60 rollouts scored" in finish(tmp_path, *EVAL)
-    lines_after = lines(run)
+    assert "60 of 60 rollouts scored" in run_to_end(tmp_path, *EVAL)
+    lines_after = rollout_lines(run)
     assert lines_after[: len(earlier_lines)] == earlier_lines
     assert len(lines_after) == 60
-    assert set(places(run).values()) == {1}
-    finish(tmp_path, *EVAL)
-    assert lines(run) == lines_after
-    finish(tmp_path, *EVAL[:-1], "whole")
-    assert timeless_rollouts(run) == timeless_rollouts(tmp_path / "whole")
+    assert set(rollout_counts(run).values()) == {1}
+    run_to_end(tmp_path, *EVAL)
+    assert rollout_lines(run) == lines_after
+    run_to_end(tmp_path, *EVAL[:-1], "whole")
+    assert rollouts_without_times(run) == rollouts_without_times(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("player", ["waits", "blocks"])
 def test_ctrl_c_ends_long_rollouts_and_runs_their_cleanup(tmp_path: Path, player: str):
-    environment(tmp_path / "environments", "slow", SLOW)
-    process = in_its_own(tmp_path, "eval", "slow", "-m", f"scripted:{player}", "-n", "4", "-r", "1")
+    write_environment(tmp_path / "environments", "slow", SLOW)
+    process = start_rove(tmp_path, "eval", "slow", "-m", f"scripted:{player}", "-n", "4", "-r", "1")
     stop(process, signal.SIGINT, (tmp_path / "waiting").exists)
     expected = {"waits": "xxxx", "blocks": "x"}[player]
     assert (tmp_path / "opened").read_text() == expected
@@ -151,7 +151,7 @@ def test_ctrl_c_ends_long_rollouts_and_runs_their_cleanup(tmp_path: Path, player
 
 
 def test_ctrl_c_ends_a_game_that_waits_for_a_move(tmp_path: Path):
-    process = in_its_own(tmp_path, "play", "tictactoe", "--seed", "1")
+    process = start_rove(tmp_path, "play", "tictactoe", "--seed", "1")
     assert process.stdout is not None
     printed = ""
     while not printed.endswith("you> "):
@@ -168,13 +168,13 @@ def test_ctrl_c_ends_a_game_that_waits_for_a_move(tmp_path: Path):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create a model, games of the teacher, and an uninterrupted SFT and RL run."""
     folder = tmp_path_factory.mktemp("made")
-    finish(folder, "model", "new", "--env", "tictactoe", "--games", "20", "-o", "model")
-    finish(folder, "eval", "tictactoe", "-m", "scripted:teacher", "-n", "80", "-r", "1", "--run-dir", "games")
+    run_to_end(folder, "model", "new", "--env", "tictactoe", "--games", "20", "-o", "model")
+    run_to_end(folder, "eval", "tictactoe", "-m", "scripted:teacher", "-n", "80", "-r", "1", "--run-dir", "games")
     for name, words in TRAINING.items():
-        finish(folder, *words, "--run-dir", name)
+        run_to_end(folder, *words, "--run-dir", name)
     return folder
 
 
@@ -197,24 +197,24 @@ TRAINING = {
 )
 @pytest.mark.parametrize("name", TRAINING)
 def test_resumed_training_ends_with_bitwise_equal_weights(
-    made: Path, name: str, stops: list[tuple[signal.Signals, int]]
+    finished_runs: Path, name: str, stops: list[tuple[signal.Signals, int]]
 ):
-    run = made / "-".join([name, *(kind.name for kind, _ in stops)])
+    run = finished_runs / "-".join([name, *(kind.name for kind, _ in stops)])
     words = [*TRAINING[name], "--run-dir", run.name]
     metrics = run / "metrics.jsonl"
     for kind, step in stops:
-        stop(in_its_own(made, *words), kind, lambda at_least=step: count_lines(metrics) >= at_least)
+        stop(start_rove(finished_runs, *words), kind, lambda at_least=step: count_lines(metrics) >= at_least)
         assert not (run / "final").exists()
-    finish(made, *words)
-    weights = [folder / "final" / "model.safetensors" for folder in (run, made / name)]
+    run_to_end(finished_runs, *words)
+    weights = [folder / "final" / "model.safetensors" for folder in (run, finished_runs / name)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-    assert timeless_metrics(run) == timeless_metrics(made / name)
-    assert timeless_rollouts(run) == timeless_rollouts(made / name)
-    assert set(places(run).values()) == ({1} if name == "rl" else set())
-    assert "is complete" in finish(made, *words)
+    assert metrics_without_times(run) == metrics_without_times(finished_runs / name)
+    assert rollouts_without_times(run) == rollouts_without_times(finished_runs / name)
+    assert set(rollout_counts(run).values()) == ({1} if name == "rl" else set())
+    assert "is complete" in run_to_end(finished_runs, *words)
 
 
-def without_times(printed: str) -> object:
+def demo_without_latencies(printed: str) -> object:
     """Return the JSON of the demo without latencies."""
     reported = json.loads(printed)
     for row in reported["rows"]:
@@ -235,13 +235,15 @@ def test_the_demo_resumes_in_the_stage_in_which_it_was_killed(tmp_path: Path):
         "rl2/metrics.jsonl": signal.SIGINT,
     }
     for file, kind in moments.items():
-        stop(in_its_own(killed, *words), kind, lambda log_file=killed / "demo" / file: count_lines(log_file) >= 1)
-    assert without_times(finish(killed, *words)) == without_times(finish(uninterrupted, *words))
+        stop(start_rove(killed, *words), kind, lambda log_file=killed / "demo" / file: count_lines(log_file) >= 1)
+    assert demo_without_latencies(run_to_end(killed, *words)) == demo_without_latencies(
+        run_to_end(uninterrupted, *words)
+    )
     weights = [folder / "demo" / "rl2" / "final" / "model.safetensors" for folder in (killed, uninterrupted)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def timeless_metrics(run: Path) -> list[dict[str, object]]:
+def metrics_without_times(run: Path) -> list[dict[str, object]]:
     """Return the metrics without measured times."""
     lines = (run / "metrics.jsonl").read_bytes().splitlines()
     rows = [msgspec.json.decode(line, type=dict) for line in lines]
@@ -252,9 +254,9 @@ def test_rove_train_resumes_in_the_stage_in_which_it_was_killed(tmp_path: Path):
     uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
     words = ("train", "parity", "--json", "--run-dir", "run", "--recipe", "small.toml")
     for folder in (uninterrupted, killed):
-        environment(folder / "environments", "parity", PARITY)
-        finish(folder, "train", "parity", "--dry-run", "--run-dir", ".")
-        small(folder / "recipe.toml")
+        write_environment(folder / "environments", "parity", PARITY)
+        run_to_end(folder, "train", "parity", "--dry-run", "--run-dir", ".")
+        write_small_recipe(folder / "recipe.toml")
     moments = {
         "data/rollouts.jsonl": signal.SIGKILL,
         "sft/metrics.jsonl": signal.SIGKILL,
@@ -262,7 +264,9 @@ def test_rove_train_resumes_in_the_stage_in_which_it_was_killed(tmp_path: Path):
         "eval/RL-sampled/rollouts.jsonl": signal.SIGINT,
     }
     for file, kind in moments.items():
-        stop(in_its_own(killed, *words), kind, lambda log_file=killed / "run" / file: count_lines(log_file) >= 1)
-    assert without_times(finish(killed, *words)) == without_times(finish(uninterrupted, *words))
+        stop(start_rove(killed, *words), kind, lambda log_file=killed / "run" / file: count_lines(log_file) >= 1)
+    assert demo_without_latencies(run_to_end(killed, *words)) == demo_without_latencies(
+        run_to_end(uninterrupted, *words)
+    )
     weights = [folder / "run" / "rl1" / "final" / "model.safetensors" for folder in (killed, uninterrupted)]
     assert weights[0].read_bytes() == weights[1].read_bytes()

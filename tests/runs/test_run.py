@@ -222,9 +222,9 @@ def test_truncation_at_any_byte_keeps_all_complete_lines(data):
     records = [record(i) for i in range(data.draw(st.integers(0, 5)))]
     with tempfile.TemporaryDirectory() as folder:
         with start(Path(folder)) as run:
-            for one in records:
-                run.append_rollout(one)
-                run.append_metrics({"step": one.example_id})
+            for rollout in records:
+                run.append_rollout(rollout)
+                run.append_metrics({"step": rollout.example_id})
         survivors = {}
         for name in ("rollouts.jsonl", "metrics.jsonl"):
             file = Path(folder) / name
@@ -270,9 +270,9 @@ def test_a_damaged_rollout_is_an_error_that_names_the_line(tmp_path, flipped: by
         "line 2": [lambda: list(run.rollouts()), lambda: list(run.outcomes()), run.ledger],
         f"byte {len(lines[0])}": [lambda: run.record_at(len(lines[0])), lambda: run.outcome_at(len(lines[0]))],
     }
-    for place, functions in readers.items():
+    for location, functions in readers.items():
         for read in functions:
-            with pytest.raises(RunError, match=rf"rollouts\.jsonl, .*{place}: the line differs from its checksum"):
+            with pytest.raises(RunError, match=rf"rollouts\.jsonl, .*{location}: the line differs from its checksum"):
                 read()
     run.close()
 

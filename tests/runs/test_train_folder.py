@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_training import made_training
+from train_folders import write_train_folder
 
 import rove as vf
 from rove.runs.train_folder import DIAGNOSES, RESULTS, TrainFolder, is_train_folder, locked
 
 
-def test_what_a_folder_of_rove_train_holds(tmp_path: Path):
-    folder = made_training(tmp_path / "mine")
+def test_the_contents_of_a_folder_of_rove_train(tmp_path: Path):
+    folder = write_train_folder(tmp_path / "mine")
     assert folder.is_complete
     assert [(row.name, row.is_trained) for row in folder.rows()] == [("base", False), ("+ SFT", True), ("+ RL", True)]
     assert [stage.path.name for stage in folder.stages()] == ["sft", "rl1"]
-    [(stage, finding)] = folder.diagnoses()
-    assert (stage, finding.id) == ("rl1", "collapse")
+    [diagnosis] = folder.diagnoses()
+    assert (diagnosis.stage, diagnosis.id) == ("rl1", "collapse")
     assert folder.completion().cost == "took 2.0 minutes"
     assert folder.evaluation_folder("+ RL", "greedy") == folder.path / "eval" / "RL-greedy"
 
@@ -28,7 +28,7 @@ def test_an_empty_folder_has_nothing(tmp_path: Path):
 
 
 def test_damaged_files_are_named(tmp_path: Path):
-    folder = made_training(tmp_path / "mine")
+    folder = write_train_folder(tmp_path / "mine")
     for name, read in ((RESULTS, folder.rows), (DIAGNOSES, folder.diagnoses)):
         (folder.path / name).write_text('[{"name"', encoding="utf-8")
         with pytest.raises(vf.RunError, match=name):
@@ -69,5 +69,5 @@ def test_one_command_at_a_time_trains_in_a_folder(tmp_path: Path):
         ([], False),
     ],
 )
-def test_which_folders_are_those_of_rove_train(names: list[str], expected: bool):
+def test_folders_of_rove_train_are_recognized(names: list[str], expected: bool):
     assert is_train_folder(names) is expected

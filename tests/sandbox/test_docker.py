@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from toys import roll, rows
+from toy_envs import generate_sync, rows
 
 import rove as vf
 from rove.core.errors import ConfigError, SandboxError
 from rove.sandbox import Backend, DockerBackend, SandboxLimits
-from tests.envs.test_tool import call, calls, in_turn, told
+from tests.envs.test_tool import call, calls, replies_in_order, tool_results
 
 ENGINE = """#!{python} -I
 import json, os, signal, sys
@@ -81,8 +81,10 @@ def test_an_environment_in_containers_can_run_repeatedly(engine: Path) -> None:
     env = vf.PythonEnv(dataset=rows(3), backend=backend)
     assert env.limits == LIMITS
     for _ in range(2):
-        records = roll(env, in_turn(calls(call("python", {"code": "x = 6"})), calls(call("python", {"code": "x * 7"}))))
-        assert [told(record) for record in records] == [["[no output]", "42"]] * 3
+        records = generate_sync(
+            env, replies_in_order(calls(call("python", {"code": "x = 6"})), calls(call("python", {"code": "x * 7"})))
+        )
+        assert [tool_results(record) for record in records] == [["[no output]", "42"]] * 3
     lines = [json.loads(line) for line in (engine.parent / "log").read_text().splitlines()]
     assert [words[0] for words in lines].count("run") == [words[0] for words in lines].count("rm") == 6
 
@@ -95,7 +97,7 @@ async def test_a_refusal_of_the_engine_is_reported(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(SandboxError, match="did not start: cannot connect"):
             await backend.open()
-    assert len((await backend.describe()).enforced) == 4
+    assert len((await backend.describe()).missing) == 3
 
 
 def test_a_missing_engine_raises_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -35,12 +35,12 @@ async def session(backend: LocalBackend) -> AsyncIterator[Session]:
     await session.close()
 
 
-async def same(value: Any = None, **more: Any) -> Any:
-    return {"value": value, **more} if more else value
+async def same(value: Any = None, **fields: Any) -> Any:
+    return {"value": value, **fields} if fields else value
 
 
-async def fails(how: str = "badly") -> None:
-    raise KeyError(how)
+async def fails(message: str = "badly") -> None:
+    raise KeyError(message)
 
 
 @module_loop

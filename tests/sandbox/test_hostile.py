@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from hostile import FUNCTIONS, IN_CONTAINERS, LIMITS, PAGE, SNIPPETS, WALL, WITHOUT, Snippet, outcome, rewritten
+from hostile import FUNCTIONS, IN_CONTAINERS, LIMITS, PAGE, SNIPPETS, WALL, WITHOUT, Snippet, outcome, update_tables
 from tiers import some_quick
 
 from rove.core.errors import ConfigError
@@ -93,7 +93,7 @@ async def test_an_attack_fails(snippet: Snippet, backend: LocalBackend, bystande
     if bystander is None:
         return
     groups = "memory group" not in " ".join((await backend.describe()).missing)
-    expected = snippet.outcome if snippet.by != "memory group" or groups else "runs: False"
+    expected = snippet.outcome if snippet.contained_by != "memory group" or groups else "runs: False"
     await assert_attack_fails(snippet, expected, backend, bystander, host)
 
 
@@ -138,23 +138,23 @@ def all_command_lines() -> list[bytes]:
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize(("off", "name", "wanted"), WITHOUT, ids=lambda value: str(value)[:40])
-async def test_an_attack_with_a_feature_turned_off(off: tuple[str, ...], name: str, wanted: str, host: Host) -> None:
+@pytest.mark.parametrize(("off", "name", "expected"), WITHOUT, ids=lambda value: str(value)[:40])
+async def test_an_attack_with_a_feature_turned_off(off: tuple[str, ...], name: str, expected: str, host: Host) -> None:
     [attack] = [snippet for snippet in SNIPPETS if snippet.name == name]
     async with LocalBackend(LIMITS, without=off, unsafe=True) as backend, await backend.open() as session:
         result = await session.run_python(host.aim(attack.code), attack.seconds)
-    if wanted == "runs: no result" and name.startswith("TCP"):
+    if expected == "runs: no result" and name.startswith("TCP"):
         host.server.accept()[0].close()
-    assert outcome(result) == wanted
+    assert outcome(result) == expected
 
 
 @pytest.mark.broad
 async def test_the_page_of_attacks_is_up_to_date() -> None:
     assert len(SNIPPETS) >= 40
     assert len({snippet.name for snippet in SNIPPETS}) == len(SNIPPETS)
-    assert {snippet.by for snippet in SNIPPETS} <= {*FEATURES, "limits", "supervisor"}
+    assert {snippet.contained_by for snippet in SNIPPETS} <= {*FEATURES, "limits", "supervisor"}
     page = PAGE.read_text(encoding="utf-8")
-    assert rewritten(page) == page
+    assert update_tables(page) == page
 
 
 @pytest.mark.slow

@@ -8,13 +8,13 @@ from typing import Any
 
 import aiohttp
 import pytest
-from toys import Talk
+from toy_envs import Talk
 
 from rove.integrations.open_env_server import OpenEnvServer
 from rove.server import base_url_of, listening, make_app
 from rove.server.admission import names_this_server
 from tests.integrations.test_open_env import serving as serving_open_env
-from tests.server.test_server import HI, Answerer, http
+from tests.server.test_server import HI, RecordingClient, http
 
 BODY = json.dumps({"messages": HI})
 JSON = {"Content-Type": "application/json"}
@@ -45,7 +45,7 @@ OWN_HEADERS: list[dict[str, str]] = [
 
 
 async def test_requests_from_pages_of_another_origin_never_reach_the_model():
-    client = Answerer()
+    client = RecordingClient()
     async with http(client) as (session, _):
         for case_name, headers, status in FOREIGN_HEADERS:
             for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/tokenize"):
@@ -53,11 +53,11 @@ async def test_requests_from_pages_of_another_origin_never_reach_the_model():
                     assert reply.status == status, (case_name, path)
                     assert "expected" in (await reply.json())["error"]["message"]
                     assert "Access-Control-Allow-Origin" not in reply.headers
-    assert client.asked == []
+    assert client.requests == []
 
 
 async def test_requests_with_a_rebound_host_name_read_nothing():
-    async with http(Answerer()) as (session, _):
+    async with http(RecordingClient()) as (session, _):
         for path in ("/v1/models", "/v1/models/toy", "/metrics", "/health"):
             async with session.get(path, headers={"Host": "evil.example"}) as reply:
                 assert (reply.status, "toy" in await reply.text()) == (403, False)
@@ -65,7 +65,7 @@ async def test_requests_with_a_rebound_host_name_read_nothing():
 
 @pytest.mark.parametrize("headers", OWN_HEADERS, ids=str)
 async def test_requests_from_programs_and_the_servers_own_pages_are_accepted(headers: dict[str, str]):
-    async with http(Answerer()) as (session, _):
+    async with http(RecordingClient()) as (session, _):
         async with session.post("/v1/chat/completions", data=BODY, headers=headers) as reply:
             assert reply.status == 200, await reply.text()
         async with session.get("/v1/models", headers=headers) as reply:
@@ -73,7 +73,7 @@ async def test_requests_from_programs_and_the_servers_own_pages_are_accepted(hea
 
 
 async def test_a_request_with_the_api_key_is_accepted_from_any_origin():
-    client = Answerer()
+    client = RecordingClient()
     page = {**JSON, "Host": "models.example", "Origin": "https://page.example"}
     async with http(client, api_key="secret") as (session, _):
         for key, status in (("secret", 200), ("other", 401)):
@@ -82,12 +82,12 @@ async def test_a_request_with_the_api_key_is_accepted_from_any_origin():
                 assert reply.status == status
         async with session.post("/v1/chat/completions", data=BODY, headers=page) as reply:
             assert reply.status == 401
-    assert len(client.asked) == 1
+    assert len(client.requests) == 1
 
 
 async def test_on_a_public_interface_only_browser_requests_need_a_known_host():
     async with (
-        listening(make_app(Answerer(), "toy"), "0.0.0.0") as runner,
+        listening(make_app(RecordingClient(), "toy"), "0.0.0.0") as runner,
         aiohttp.ClientSession(base_url_of(runner).replace("0.0.0.0", "127.0.0.1").removesuffix("/v1")) as session,
     ):
         for headers, status in (

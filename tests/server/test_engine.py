@@ -43,7 +43,7 @@ class Served:
         self.sdk = sdk
         self.http = http
 
-    async def here(self, seed: int, sampling: SamplingParams = SAMPLING, **fields: Any) -> Any:
+    async def respond_locally(self, seed: int, sampling: SamplingParams = SAMPLING, **fields: Any) -> Any:
         """Return the response of the engine client, without the server."""
         return await self.client.respond(Request(fields.pop("messages", []), sampling, seed=seed, **fields))
 
@@ -72,7 +72,7 @@ async def served(context: int = 1024, **options: Any) -> AsyncIterator[tuple[Ser
 @pytest.mark.parametrize("stream", [False, True])
 async def test_chat_completions_equal_the_engines_responses(stream: bool):
     async with served() as (server, _):
-        expected = [(await server.here(seed, messages=MESSAGES)).message.content for seed in (4, 5, 6)]
+        expected = [(await server.respond_locally(seed, messages=MESSAGES)).message.content for seed in (4, 5, 6)]
         create: Any = server.sdk.chat.completions.create
         response = await create(model="tiny", messages=MESSAGES, n=3, seed=4, max_tokens=6, stream=stream)
         if not stream:
@@ -99,7 +99,7 @@ async def test_the_bytes_of_the_logprobs_are_the_text():
 
 async def test_logprobs_are_those_of_the_sampled_tokens():
     async with served() as (server, _):
-        tokens = (await server.here(4, messages=MESSAGES)).tokens
+        tokens = (await server.respond_locally(4, messages=MESSAGES)).tokens
         create: Any = server.sdk.chat.completions.create
         response = await create(model="tiny", messages=MESSAGES, seed=4, max_tokens=6, logprobs=True)
         token_logprobs = response.choices[0].logprobs.content
@@ -116,7 +116,7 @@ async def test_logprobs_are_those_of_the_sampled_tokens():
             # A character of several tokens, or an incomplete one.
             assert chunk.delta.content == chunk_text or "\ufffd" in chunk_text
         completion = await server.sdk.completions.create(model="tiny", prompt="0 1", seed=4, max_tokens=6, logprobs=0)
-        tokens = (await server.here(4, text="0 1")).tokens
+        tokens = (await server.respond_locally(4, text="0 1")).tokens
         logprobs = completion.choices[0].logprobs
         assert logprobs is not None and logprobs.token_logprobs == pytest.approx(tokens.logprobs)
         assert logprobs.text_offset is not None and logprobs.text_offset[0] == 0
@@ -129,7 +129,7 @@ async def test_the_model_list_reports_the_context_length():
 
 async def test_a_prompt_may_be_text_or_token_ids():
     async with served() as (server, _):
-        expected = await server.here(4, text="0 1 2")
+        expected = await server.respond_locally(4, text="0 1 2")
         ids = expected.tokens.prompt_ids
         for prompt in ("0 1 2", ids, [ids]):
             response = await server.sdk.completions.create(model="tiny", prompt=prompt, seed=4, max_tokens=6)
@@ -143,7 +143,9 @@ async def test_echo_returns_the_prompt_logprobs_of_the_model():
         ids = server.client.renderer.text_ids("0 1 2 hello")
         scores, decode = server.client.engine.score(ids), server.client.renderer.decode
         request_fields: dict[str, Any] = {"echo": True, "logprobs": 2, "seed": 4, "max_tokens": 1}
-        (sampled,) = (await server.here(4, SamplingParams(max_tokens=1), text="0 1 2 hello")).tokens.completion_ids
+        (sampled,) = (
+            await server.respond_locally(4, SamplingParams(max_tokens=1), text="0 1 2 hello")
+        ).tokens.completion_ids
         for prompt in ("0 1 2 hello", ids):
             status, response = await post(server.http, "/v1/completions", {"prompt": prompt, **request_fields})
             (choice,) = response["choices"]
@@ -199,7 +201,7 @@ async def test_prompt_logprobs_have_the_format_of_vllm():
 
 async def test_token_ids_are_returned_with_and_without_streaming():
     async with served() as (server, _):
-        expected = (await server.here(4, messages=MESSAGES)).tokens
+        expected = (await server.respond_locally(4, messages=MESSAGES)).tokens
         body: dict[str, Any] = {"seed": 4, "max_tokens": 6, "return_token_ids": True}
         _, chat = await post(server.http, "/v1/chat/completions", {"messages": MESSAGES, **body})
         assert chat["prompt_token_ids"] == expected.prompt_ids
@@ -245,7 +247,7 @@ async def test_chat_template_arguments_are_applied():
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_responses_api_returns_logprobs(stream: bool):
     async with served() as (server, _):
-        expected = await server.here(4, SamplingParams(max_tokens=6, logprobs=2), messages=MESSAGES)
+        expected = await server.respond_locally(4, SamplingParams(max_tokens=6, logprobs=2), messages=MESSAGES)
         decode = server.client.renderer.decode
         body = {
             "input": MESSAGES,
@@ -295,14 +297,14 @@ async def test_the_messages_api_counts_tokens():
 async def test_generate_takes_and_returns_token_ids():
     async with served() as (server, _):
         server.client.engine.update_weights(3)
-        expected = (await server.here(4, messages=MESSAGES)).tokens
+        expected = (await server.respond_locally(4, messages=MESSAGES)).tokens
         body: dict[str, Any] = {"prompt_ids": expected.prompt_ids, "seed": 4, "max_tokens": 6}
         status, response = await post(server.http, "/generate", {**body, "n": 2})
         assert status == 200
         first, second = response["choices"]
         assert (first["ids"], first["policy_version"]) == (expected.completion_ids, 3)
         assert first["logprobs"] == pytest.approx(expected.logprobs)
-        assert second["ids"] == (await server.here(5, messages=MESSAGES)).tokens.completion_ids
+        assert second["ids"] == (await server.respond_locally(5, messages=MESSAGES)).tokens.completion_ids
         for bad, reason in (
             ({"prompt_ids": []}, "prompt_ids"),
             ({"prompt_ids": [99999]}, "99999 is not a token id"),
@@ -337,7 +339,7 @@ async def test_tokenize_and_detokenize():
 
 async def test_top_logprobs_are_returned_by_both_apis():
     async with served() as (server, _):
-        expected = await server.here(4, SamplingParams(max_tokens=6, logprobs=3), messages=MESSAGES)
+        expected = await server.respond_locally(4, SamplingParams(max_tokens=6, logprobs=3), messages=MESSAGES)
         decode = server.client.renderer.decode
         tops = [[(decode([id]), pytest.approx(logprob)) for id, logprob in top] for top in expected.top_logprobs]
         create: Any = server.sdk.chat.completions.create
@@ -357,7 +359,7 @@ async def test_top_logprobs_are_returned_by_both_apis():
             assert [
                 [(alternative.token, alternative.logprob) for alternative in entry.top_logprobs] for entry in logprobs
             ] == tops
-        expected = await server.here(4, SamplingParams(max_tokens=6, logprobs=2), text="0 1")
+        expected = await server.respond_locally(4, SamplingParams(max_tokens=6, logprobs=2), text="0 1")
         text: Any = {"model": "tiny", "prompt": "0 1", "seed": 4, "max_tokens": 6, "logprobs": 2}
         whole = (await server.sdk.completions.create(**text)).choices[0].logprobs
         assert whole is not None and whole.tokens is not None and whole.text_offset is not None
@@ -374,7 +376,9 @@ async def test_top_logprobs_are_returned_by_both_apis():
 async def test_a_stop_string_ends_a_response_with_and_without_streaming(api: str):
     async with served() as (server, _):
         prompt: dict[str, Any] = {"messages": MESSAGES} if api == "chat" else {"text": "0 1"}
-        candidates = [(seed, await server.here(seed, SamplingParams(max_tokens=30), **prompt)) for seed in range(20)]
+        candidates = [
+            (seed, await server.respond_locally(seed, SamplingParams(max_tokens=30), **prompt)) for seed in range(20)
+        ]
         seed, unstopped = next(candidate for candidate in candidates if len(candidate[1].message.content) > 20)
         full_text = unstopped.message.content
         stop = full_text[11:14]  # starts and ends inside tokens
@@ -391,7 +395,7 @@ async def test_a_stop_string_ends_a_response_with_and_without_streaming(api: str
         assert "".join(streamed) == text and pieces[-1]["finish_reason"] == "stop"
         assert len(list(filter(None, streamed))) > 2  # streamed before the end
         assert (
-            await server.here(seed, SamplingParams(max_tokens=30, stop=body["stop"]), **prompt)
+            await server.respond_locally(seed, SamplingParams(max_tokens=30, stop=body["stop"]), **prompt)
         ).message.content == text
 
 
@@ -511,7 +515,9 @@ async def test_a_response_matches_its_json_schema(stream: bool):
         for trip in map(json.loads, texts):
             assert trip.keys() == {"city", "days"} and trip["city"] in ("Rome", "Oslo") and trip["days"] in range(1, 8)
         response = await create(model="tiny", messages=MESSAGES, response_format={"type": "text"}, seed=4, max_tokens=6)
-        assert response.choices[0].message.content == (await server.here(4, messages=MESSAGES)).message.content
+        assert (
+            response.choices[0].message.content == (await server.respond_locally(4, messages=MESSAGES)).message.content
+        )
 
 
 async def test_logit_bias_and_penalties_are_passed_to_the_engine():
@@ -523,7 +529,7 @@ async def test_logit_bias_and_penalties_are_passed_to_the_engine():
         )
         assert response.choices[0].message.content == server.client.renderer.decode([token] * 4)
         sampling = SamplingParams(top_p=0.5, presence_penalty=1.0, top_k=5, max_tokens=6)
-        expected = (await server.here(4, sampling, messages=MESSAGES)).message.content
+        expected = (await server.respond_locally(4, sampling, messages=MESSAGES)).message.content
         request_fields: dict[str, Any] = {
             "top_p": 0.5,
             "presence_penalty": 1.0,
@@ -606,7 +612,7 @@ async def test_error_messages_say_what_was_given_and_what_was_expected(stream: b
             )
             assert status == 400, (body, answer)
             assert re.search(reason, answer["error"]["message"]), (body, answer)
-            assert remaining_state(server, app) == NOTHING_LEFT, body
+            assert remaining_state(server, app) == IDLE_STATE, body
 
 
 async def test_fields_without_effect_are_ignored():
@@ -714,7 +720,7 @@ async def test_an_evaluation_through_the_server():
 
 # Concurrency
 
-NOTHING_LEFT = {"rows": 0, "under way": 0, "queued": 0, "sampled": 0, "free places": 8}
+IDLE_STATE = {"rows": 0, "under way": 0, "queued": 0, "sampled": 0, "free places": 8}
 
 
 def remaining_state(at: Served, app: Any) -> dict[str, int]:
@@ -791,11 +797,11 @@ async def soak(count: int) -> dict[str, int]:
         await queue.idle.wait()  # those disconnected clients are noticed a little later
         while server.client.engine._task is not None and not server.client.engine._task.done():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        assert remaining_state(server, app) == NOTHING_LEFT
+        assert remaining_state(server, app) == IDLE_STATE
         cache = server.client.engine._runner.cache  # pyright: ignore[reportAttributeAccessIssue]
         assert cache.allocated_bytes <= cache.budget
         assert not [task for task in asyncio.all_tasks() if "_ask" in repr(task.get_coro())]
-        expected = await server.here(4, messages=MESSAGES)
+        expected = await server.respond_locally(4, messages=MESSAGES)
         status, response = await post(
             server.http, "/generate", {"prompt_ids": expected.tokens.prompt_ids, "seed": 4, "max_tokens": 6}
         )

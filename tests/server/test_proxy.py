@@ -18,7 +18,7 @@ from rove.core.state import bookkeeping
 from rove.rollouts.runner import Allowance, make_turn
 from rove.server.proxy import Access, AgentTurns, Proxy
 from rove.wire.common import tool_call
-from tests.server.test_server import HI, Answerer, post, until
+from tests.server.test_server import HI, RecordingClient, post, wait_until
 
 if TYPE_CHECKING:  # imports thousands of modules; only the broad tests that use the SDK import it
     import anthropic
@@ -79,7 +79,7 @@ async def open_rollout(
     stop_after: int = 1000,
     honored: tuple[str, ...] = ("max_tokens", "stop"),
 ) -> AsyncIterator[Rollout]:
-    rollout = Rollout(client or Answerer(), Allowance(limits), stop_after, honored)
+    rollout = Rollout(client or RecordingClient(), Allowance(limits), stop_after, honored)
     proxy = Proxy()
     await proxy.start()
     try:
@@ -105,13 +105,13 @@ async def test_every_api_records_a_step():
     assert (first.prompt, first.completion, first.usage.prompt_tokens) == (HI, [vf.AssistantMessage("hello there")], 3)
     assert [message["role"] for message in third.prompt] == ["system", "user"]
     assert rollout.state["tools"] == [TOOL] and (first.tools, second.tools, third.tools) == (None, [], [])
-    assert {request.model for request in rollout.client.asked} == {"the-run's"}
-    assert [request.tools for request in rollout.client.asked] == [[TOOL], None, None]
+    assert {request.model for request in rollout.client.requests} == {"the-run's"}
+    assert [request.tools for request in rollout.client.requests] == [[TOOL], None, None]
 
 
 @pytest.mark.broad
 async def test_streamed_requests_record_steps_and_are_streamed_incrementally():
-    async with open_rollout(Answerer(pieces=("hello ", "the"))) as rollout:
+    async with open_rollout(RecordingClient(pieces=("hello ", "the"))) as rollout:
         async with rollout.openai() as sdk:
             stream = await sdk.chat.completions.create(model="x", messages=HI, stream=True)
             pieces = [chunk.choices[0].delta.content async for chunk in stream]
@@ -129,7 +129,7 @@ async def test_the_runs_sampling_parameters_override_all_but_the_honored_fields(
     for honored in (("max_tokens", "stop"), ("temperature",)):
         async with open_rollout(honored=honored) as rollout, rollout.http() as session:
             assert (await post(session, "/v1/chat/completions", {"messages": HI, **fields}))[0] == 200
-            samplings.append(rollout.client.asked[0].sampling_params)
+            samplings.append(rollout.client.requests[0].sampling_params)
     assert samplings == [SamplingParams(temperature=0.5, max_tokens=9, stop=["x"]), SamplingParams(temperature=0.1)]
 
 
@@ -156,7 +156,7 @@ async def test_the_key_is_accepted_in_every_header_and_in_the_path_and_wrong_key
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "said"),
+    ("path", "body", "message"),
     [
         ("chat/completions", b"{", "not JSON"),
         ("chat/completions", {"messages": []}, "length >= 1"),
@@ -166,17 +166,17 @@ async def test_the_key_is_accepted_in_every_header_and_in_the_path_and_wrong_key
         ("messages", {"messages": HI}, "max_tokens"),
     ],
 )
-async def test_a_malformed_request_is_refused_without_ending_the_rollout(path: str, body: Any, said: str):
+async def test_a_malformed_request_is_refused_without_ending_the_rollout(path: str, body: Any, message: str):
     async with open_rollout() as rollout, rollout.http() as session:
         status, reply = await post(session, f"/v1/{path}", body)
-        assert status == 400 and said in reply["error"]["message"]
+        assert status == 400 and message in reply["error"]["message"]
         assert not rollout.turns.over.is_set() and rollout.turns.failure is None
         assert (await post(session, "/v1/chat/completions", {"messages": HI}))[0] == 200
 
 
 @pytest.mark.broad
 async def test_messages_that_the_agent_sends_back_are_restored_as_recorded():
-    async with open_rollout(Answerer({**CALL, "sampled_text": "as written"})) as rollout:
+    async with open_rollout(RecordingClient({**CALL, "sampled_text": "as written"})) as rollout:
         async with rollout.anthropic() as sdk:
             response = await sdk.messages.create(model="x", max_tokens=9, messages=HI)
             result: Any = {"type": "tool_result", "tool_use_id": "c1", "content": "sunny"}
@@ -245,7 +245,7 @@ async def test_a_client_error_ends_the_rollout_and_is_returned(error: BaseExcept
     def fail(request: Any) -> Any:
         raise error
 
-    async with open_rollout(Answerer(fail)) as rollout, rollout.http() as session:
+    async with open_rollout(RecordingClient(fail)) as rollout, rollout.http() as session:
         assert (await post(session, "/v1/chat/completions", {"messages": HI}))[0] == status
         assert rollout.turns.failure is error and rollout.turns.over.is_set()
         assert phase_of(error) == "model"
@@ -255,7 +255,7 @@ async def test_an_overlong_prompt_does_not_end_the_rollout():
     def answer(request: Any) -> Any:
         return vf.OverlongPromptError("too long") if len(request.messages) > 1 else "short"
 
-    async with open_rollout(Answerer(answer)) as rollout, rollout.openai() as sdk:
+    async with open_rollout(RecordingClient(answer)) as rollout, rollout.openai() as sdk:
         with pytest.raises(openai.BadRequestError, match="too long") as raised:
             await sdk.chat.completions.create(model="x", messages=HI * 2)
         assert raised.value.code == "context_length_exceeded"
@@ -271,7 +271,7 @@ async def test_concurrent_requests_of_a_rollout_each_get_their_own_response():
         await barrier.wait()
         return request.messages[-1]["content"]
 
-    async with open_rollout(Answerer(lambda request: echo(request))) as rollout, rollout.openai() as sdk:
+    async with open_rollout(RecordingClient(lambda request: echo(request))) as rollout, rollout.openai() as sdk:
 
         async def ask(i: int) -> str | None:
             message: Any = {"role": "user", "content": f"q{i}"}
@@ -279,17 +279,17 @@ async def test_concurrent_requests_of_a_rollout_each_get_their_own_response():
 
         assert await asyncio.gather(*map(ask, range(8))) == [f"q{i}" for i in range(8)]
         assert all(step.completion[0]["content"] == step.prompt[0]["content"] for step in rollout.steps)
-        assert len({request.seed for request in rollout.client.asked}) == 8
+        assert len({request.seed for request in rollout.client.requests}) == 8
 
 
 async def test_the_end_of_a_rollout_cancels_open_requests_and_leaves_no_tasks():
-    client = Answerer(lambda request: asyncio.sleep(3600))
+    client = RecordingClient(lambda request: asyncio.sleep(3600))
     proxy, turns = Proxy(), Rollout(client, Allowance(), 1000, ()).turns
     await proxy.start()
     async with proxy.opened(turns) as access, aiohttp.ClientSession(access.root) as session:
         headers = {"Authorization": f"Bearer {access.api_key}"}
         request_task = asyncio.create_task(post(session, "/v1/chat/completions", {"messages": HI}, headers=headers))
-        await until(lambda: client.under_way == 1)
+        await wait_until(lambda: client.under_way == 1)
     await asyncio.wait((request_task,))
     assert client.under_way == 0 and turns.over.is_set()
     async with aiohttp.ClientSession(access.root) as session:
@@ -300,12 +300,12 @@ async def test_the_end_of_a_rollout_cancels_open_requests_and_leaves_no_tasks():
 
 
 async def test_a_disconnected_agent_cancels_its_turn_and_records_no_step():
-    client = Answerer(lambda request: asyncio.sleep(3600))
+    client = RecordingClient(lambda request: asyncio.sleep(3600))
     async with open_rollout(client) as rollout, rollout.http() as session:
         request_task = asyncio.create_task(post(session, "/v1/chat/completions", {"messages": HI}))
-        await until(lambda: client.under_way == 1)
+        await wait_until(lambda: client.under_way == 1)
         request_task.cancel()
-        await until(lambda: client.under_way == 0)
+        await wait_until(lambda: client.under_way == 0)
         assert rollout.steps == [] and not rollout.turns.over.is_set()
 
 
@@ -316,13 +316,13 @@ async def test_failures_of_an_unanswered_request_are_recorded_when_it_is_cancele
         except asyncio.CancelledError as cancelled:
             raise cancelled_unanswered(["HTTP 503"]) from cancelled
 
-    client = Answerer(lambda request: never(request))
+    client = RecordingClient(lambda request: never(request))
     async with open_rollout(client) as rollout, rollout.http() as session:
         request_task = asyncio.create_task(post(session, "/v1/chat/completions", {"messages": HI}))
-        await until(lambda: client.under_way == 1)
+        await wait_until(lambda: client.under_way == 1)
         request_task.cancel()
-        await until(lambda: client.under_way == 0)
-        await until(lambda: bool(rollout.turns.unanswered))
+        await wait_until(lambda: client.under_way == 0)
+        await wait_until(lambda: bool(rollout.turns.unanswered))
         assert rollout.turns.unanswered == ["HTTP 503"]
 
 
@@ -340,7 +340,9 @@ def test_access_environment_configures_both_sdks():
 
 async def test_malformed_tool_calls_of_a_model_are_recorded_unchanged():
     malformed_calls = [{"id": 3}, "call me", {"function": {"name": "f", "arguments": object}}]
-    async with open_rollout(Answerer({"role": "assistant", "content": "hm", "tool_calls": malformed_calls})) as rollout:
+    async with open_rollout(
+        RecordingClient({"role": "assistant", "content": "hm", "tool_calls": malformed_calls})
+    ) as rollout:
         await rollout.turns.respond(Request(HI))
         assert len(rollout.steps) == 1 and rollout.turns.failure is None
 
@@ -349,7 +351,7 @@ async def test_equal_messages_are_restored_at_their_own_position():
     def think(request: Request) -> vf.Message:
         return vf.AssistantMessage("yes", reasoning_content=f"thought {len(request.messages)}")
 
-    async with open_rollout(Answerer(think)) as rollout:
+    async with open_rollout(RecordingClient(think)) as rollout:
         messages: list[Any] = [vf.UserMessage("a")]
         for text in "bc":
             await rollout.turns.respond(Request(messages))

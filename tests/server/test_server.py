@@ -34,18 +34,18 @@ WEATHER: dict[str, Any] = {
 }
 
 
-class Answerer:
+class RecordingClient:
     """A client that answers with a function of the request and records all requests."""
 
     def __init__(self, answer: Any = "hello there", pieces: tuple[str, ...] = (), max_concurrent: int = 64):
         self.answer = answer
         self.pieces = pieces
         self.max_concurrent = max_concurrent
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self.under_way = 0
 
     async def respond(self, request: Request) -> Response:
-        self.asked.append(request)
+        self.requests.append(request)
         self.under_way += 1
         try:
             for piece in self.pieces:
@@ -75,7 +75,7 @@ async def serving(client: Client, model: str = "toy", **options: Any) -> AsyncIt
 
 
 @asynccontextmanager
-async def asking(client: Client, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+async def sdk_client(client: Client, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
     async with (
         serving(client, **options) as (url, _),
         openai.AsyncOpenAI(base_url=url, api_key="k", max_retries=0) as sdk,
@@ -97,7 +97,7 @@ async def post(
         return reply.status, await reply.json()
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110  no event signals it
         await asyncio.sleep(0.001)
 
@@ -106,8 +106,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_chat_completion_passes_parameters_and_returns_usage():
-    client = Answerer()
-    async with asking(client) as sdk:
+    client = RecordingClient()
+    async with sdk_client(client) as sdk:
         response = await sdk.chat.completions.create(
             model="toy", messages=HI, temperature=0.5, max_completion_tokens=9, seed=5, stop="x", user="me"
         )
@@ -115,15 +115,15 @@ async def test_a_chat_completion_passes_parameters_and_returns_usage():
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "hello there", "stop")
     assert (response.model, response.object, response.id[:9]) == ("toy", "chat.completion", "chatcmpl-")
     assert response.usage is not None and (response.usage.prompt_tokens, response.usage.total_tokens) == (3, 5)
-    (request,) = client.asked
+    (request,) = client.requests
     sampling = request.sampling_params
     assert (request.messages, request.model, request.seed) == (HI, "toy", 5)
     assert (sampling.temperature, sampling.max_tokens, sampling.stop, sampling.extra) == (0.5, 9, ["x"], {})
 
 
 async def test_several_choices_have_consecutive_seeds_and_share_the_prompt():
-    client = Answerer(lambda request: str(request.seed))
-    async with asking(client) as sdk:
+    client = RecordingClient(lambda request: str(request.seed))
+    async with sdk_client(client) as sdk:
         response = await sdk.chat.completions.create(model="toy", messages=HI, n=3, seed=7)
         unseeded = await sdk.chat.completions.create(model="toy", messages=HI, n=3)
     assert [choice.message.content for choice in response.choices] == ["7", "8", "9"]
@@ -134,7 +134,7 @@ async def test_several_choices_have_consecutive_seeds_and_share_the_prompt():
 
 @pytest.mark.parametrize("pieces", [(), ("hel", "lo "), ("hello", " there"), ("something else",)])
 async def test_a_stream_contains_every_piece_of_text_once(pieces: tuple[str, ...]):
-    async with asking(Answerer(pieces=pieces)) as sdk:
+    async with sdk_client(RecordingClient(pieces=pieces)) as sdk:
         stream = await sdk.chat.completions.create(
             model="toy", messages=HI, n=2, stream=True, stream_options={"include_usage": True}
         )
@@ -157,7 +157,7 @@ async def test_a_stream_is_sent_incrementally():
         await go_on.wait()
         return "hello there"
 
-    async with asking(Answerer(answer, pieces=("hello",))) as sdk:
+    async with sdk_client(RecordingClient(answer, pieces=("hello",))) as sdk:
         stream = await sdk.completions.create(model="toy", prompt="a", stream=True)
         assert (await anext(stream)).choices[0].text == "hello"
         go_on.set()
@@ -168,9 +168,9 @@ async def test_a_stream_is_sent_incrementally():
 @pytest.mark.parametrize("stream", [False, True])
 async def test_tools_are_passed_to_the_client_and_tool_calls_are_returned(stream: bool):
     call = tool_call("abc", "weather", '{"city": "Rome"}')
-    client = Answerer({"role": "assistant", "content": None, "tool_calls": [call], "sampled_text": "…"})
+    client = RecordingClient({"role": "assistant", "content": None, "tool_calls": [call], "sampled_text": "…"})
     history: list[Any] = [*HI, vf.AssistantMessage(None, tool_calls=[call]), vf.ToolMessage("sunny", "abc")]
-    async with asking(client) as sdk:
+    async with sdk_client(client) as sdk:
         create: Any = sdk.chat.completions.create
         response = await create(model="toy", messages=history, tools=[WEATHER], tool_choice="auto", stream=stream)
         if stream:
@@ -187,14 +187,14 @@ async def test_tools_are_passed_to_the_client_and_tool_calls_are_returned(stream
         "weather",
         '{"city": "Rome"}',
     )
-    assert client.asked[0].tools == [WEATHER] and client.asked[0].messages == history
-    assert client.asked[1].tools is None
+    assert client.requests[0].tools == [WEATHER] and client.requests[0].messages == history
+    assert client.requests[1].tools is None
 
 
 async def test_unknown_fields_are_passed_to_the_client():
-    client = Answerer()
+    client = RecordingClient()
     expected: Any = {"type": "json_object"}
-    async with asking(client) as sdk:
+    async with sdk_client(client) as sdk:
         await sdk.chat.completions.create(
             model="toy",
             messages=HI,
@@ -202,7 +202,7 @@ async def test_unknown_fields_are_passed_to_the_client():
             reasoning_effort="low",
             extra_body={"chatty": 2, "metadata": None},
         )
-    sampling = client.asked[0].sampling_params
+    sampling = client.requests[0].sampling_params
     assert getattr(sampling, "response_format", None) == expected
     assert sampling.extra == {"chatty": 2, "reasoning_effort": "low"}
 
@@ -210,16 +210,16 @@ async def test_unknown_fields_are_passed_to_the_client():
 async def test_text_parts_are_joined_unless_other_parts_are_present():
     image = {"type": "image_url", "image_url": {"url": "https://a/b.png"}}
     parts: list[Any] = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    client = Answerer()
-    async with asking(client) as sdk:
+    client = RecordingClient()
+    async with sdk_client(client) as sdk:
         messages: list[Any] = [{"role": "user", "content": parts}, {"role": "user", "content": [*parts, image]}]
         await sdk.chat.completions.create(model="toy", messages=messages)
-    assert [message["content"] for message in client.asked[0].messages] == ["ab", [*parts, image]]
+    assert [message["content"] for message in client.requests[0].messages] == ["ab", [*parts, image]]
 
 
 async def test_completions_for_several_prompts():
-    client = Answerer(lambda request: f"{request.text}!")
-    async with asking(client) as sdk:
+    client = RecordingClient(lambda request: f"{request.text}!")
+    async with sdk_client(client) as sdk:
         response = await sdk.completions.create(model="toy", prompt=["a", "b"], n=2)
         single = await sdk.completions.create(model="toy", prompt="c")
     assert [(choice.index, choice.text) for choice in response.choices] == [(0, "a!"), (1, "a!"), (2, "b!"), (3, "b!")]
@@ -228,7 +228,7 @@ async def test_completions_for_several_prompts():
 
 
 async def test_models_are_listed_and_retrieved():
-    async with asking(Answerer(), model="org/toy") as sdk:
+    async with sdk_client(RecordingClient(), model="org/toy") as sdk:
         assert [model.id async for model in sdk.models.list()] == ["org/toy"]
         assert (await sdk.models.retrieve("org/toy")).id == "org/toy"
         with pytest.raises(openai.NotFoundError, match="org/toy"):
@@ -306,7 +306,7 @@ BAD_REQUESTS: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_every_bad_request_returns_400_with_a_reason(stream: bool):
-    client = Answerer()
+    client = RecordingClient()
     async with http(client) as (session, _):
         for path, body, reason in BAD_REQUESTS:
             request_body = {**body, "stream": stream} if isinstance(body, dict) else body
@@ -315,11 +315,11 @@ async def test_every_bad_request_returns_400_with_a_reason(stream: bool):
             assert answer["error"]["type"] == "invalid_request_error"
             with pytest.raises(ValueError, match=reason):
                 raise ValueError(answer["error"]["message"])
-    assert client.asked == []
+    assert client.requests == []
 
 
 async def test_unknown_models_paths_and_methods_and_large_bodies_are_refused():
-    async with http(Answerer(), max_body=1000) as (session, _):
+    async with http(RecordingClient(), max_body=1000) as (session, _):
         status, answer = await post(session, "/v1/chat/completions", {"messages": HI, "model": "other"})
         assert (status, answer["error"]["code"]) == (404, "model_not_found")
         assert "toy" in answer["error"]["message"]
@@ -351,7 +351,7 @@ async def test_unknown_models_paths_and_methods_and_large_bodies_are_refused():
     ],
 )
 async def test_client_errors_map_to_http_statuses(error: Exception, status: int, code: str | None, stream: bool):
-    async with http(Answerer(lambda request: error)) as (session, app):
+    async with http(RecordingClient(lambda request: error)) as (session, app):
         actual_status, answer = await post(session, "/v1/chat/completions", {"messages": HI, "stream": stream, "n": 3})
         assert (actual_status, answer["error"]["code"]) == (status, code)
         assert "no such thing" in answer["error"]["message"]
@@ -359,7 +359,7 @@ async def test_client_errors_map_to_http_statuses(error: Exception, status: int,
 
 
 async def test_an_error_after_the_first_piece_ends_the_stream():
-    async with asking(Answerer(lambda request: InfraError("gone"), pieces=("hello",))) as sdk:
+    async with sdk_client(RecordingClient(lambda request: InfraError("gone"), pieces=("hello",))) as sdk:
         stream = await sdk.completions.create(model="toy", prompt="a", stream=True)
         assert (await anext(stream)).choices[0].text == "hello"
         with pytest.raises(openai.APIError, match="gone"):
@@ -371,18 +371,18 @@ async def test_canceled_requests_return_an_error():
         await asyncio.sleep(1000)
         return "never"
 
-    async with http(Answerer(answer)) as (session, app):
+    async with http(RecordingClient(answer)) as (session, app):
         task = asyncio.create_task(post(session, "/v1/completions", {"prompt": "a", "n": 3}))
-        await until(lambda: app[QUEUE].metrics.under_way == 3)
+        await wait_until(lambda: app[QUEUE].metrics.under_way == 3)
         app[QUEUE].cancel_all()
         status, response = await task
         assert (status, "stopped before" in response["error"]["message"]) == (503, True)
         assert (app[QUEUE].metrics.under_way, app[QUEUE].metrics.open) == (0, 0)
-    client = Answerer(answer, pieces=("hello",))
+    client = RecordingClient(answer, pieces=("hello",))
     async with http(client) as (session, app):
         body = json.dumps({"messages": HI, "n": 2, "stream": True})
         async with session.post("/v1/chat/completions", data=body, headers=JSON) as reply:
-            await until(lambda: client.under_way == 2)
+            await wait_until(lambda: client.under_way == 2)
             await reply.content.readuntil(b"hello")
             app[QUEUE].cancel_all()
             *_, last = (await reply.text()).strip().split("\n\n")
@@ -391,7 +391,7 @@ async def test_canceled_requests_return_an_error():
 
 
 async def test_openai_client_raises_overlong_prompt_error_for_a_full_context():
-    async with serving(Answerer(lambda request: OverlongPromptError("too much"))) as (url, _):
+    async with serving(RecordingClient(lambda request: OverlongPromptError("too much"))) as (url, _):
         client = vf.OpenAIClient(url)
         with pytest.raises(OverlongPromptError):
             await client.respond(Request(HI, model="toy"))
@@ -400,7 +400,7 @@ async def test_openai_client_raises_overlong_prompt_error_for_a_full_context():
 
 @pytest.mark.parametrize("sent_key", [None, "Bearer wrong", "Bearer sécret", "secret", "Basic secret", "Bearer"])
 async def test_requests_without_the_api_key_are_refused(sent_key: str | None):
-    client = Answerer()
+    client = RecordingClient()
     headers = {} if sent_key is None else {"Authorization": sent_key}
     async with http(client, api_key="secret") as (session, _):
         status, answer = await post(session, "/v1/chat/completions", {"messages": HI}, headers=headers)
@@ -410,7 +410,7 @@ async def test_requests_without_the_api_key_are_refused(sent_key: str | None):
         for good in ("Bearer secret", "bearer secret", "BEARER  secret"):
             body, headers = {"messages": HI}, {"Authorization": good}
             assert (await post(session, "/v1/chat/completions", body, headers=headers))[0] == 200
-    assert len(client.asked) == 3
+    assert len(client.requests) == 3
 
 
 # Concurrency
@@ -423,11 +423,11 @@ async def test_requests_beyond_max_concurrent_wait_and_beyond_max_queued_are_ref
         await go_on.wait()
         return "yes"
 
-    client = Answerer(answer, max_concurrent=2)
+    client = RecordingClient(answer, max_concurrent=2)
     async with http(client, max_queued=3) as (session, app):
         metrics = app[QUEUE].metrics
         tasks = [asyncio.create_task(post(session, "/v1/completions", {"prompt": "a"})) for _ in range(5)]
-        await until(lambda: metrics.under_way + metrics.queued == 5)
+        await wait_until(lambda: metrics.under_way + metrics.queued == 5)
         assert (client.under_way, metrics.queued) == (2, 3)
         status, response = await post(session, "/v1/completions", {"prompt": ["a", "b", "c"]})
         assert (status, response["error"]["code"]) == (503, "queue_full")
@@ -437,19 +437,19 @@ async def test_requests_beyond_max_concurrent_wait_and_beyond_max_queued_are_ref
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_disconnected_client_cancels_its_requests(stream: bool):
-    client = Answerer(lambda request: asyncio.Event().wait(), pieces=("hello",), max_concurrent=3)
+    client = RecordingClient(lambda request: asyncio.Event().wait(), pieces=("hello",), max_concurrent=3)
     async with http(client) as (session, app):
         metrics = app[QUEUE].metrics
         body = {"prompt": "a", "n": 5, "stream": stream}
         task = asyncio.create_task(post(session, "/v1/completions", body))
-        await until(lambda: metrics.under_way + metrics.queued == 5)
+        await wait_until(lambda: metrics.under_way + metrics.queued == 5)
         task.cancel()
         await app[QUEUE].idle.wait()  # those disconnected clients are noticed a little later
         assert (client.under_way, metrics.under_way, metrics.queued) == (0, 0, 0)
 
 
 async def test_metrics_have_the_prometheus_format():
-    async with http(Answerer()) as (session, _):
+    async with http(RecordingClient()) as (session, _):
         await post(session, "/v1/completions", {"prompt": "a", "n": 2})
         await post(session, "/v1/completions", {})
         await post(session, "/made/up", {})
@@ -484,7 +484,7 @@ BROKEN_BODIES = [
     ],
 )
 async def test_malformed_http_does_not_affect_the_server(sent: bytes):
-    client = Answerer()
+    client = RecordingClient()
     async with serving(client) as (url, app):
         _, writer = await asyncio.open_connection("127.0.0.1", int(url.split(":")[2].split("/")[0]))
         writer.write(sent)
@@ -493,7 +493,7 @@ async def test_malformed_http_does_not_affect_the_server(sent: bytes):
         async with aiohttp.ClientSession() as session:
             assert (await _ask(session, f"{url}/completions", {"prompt": "a"}))[0] == 200
         await app[QUEUE].idle.wait()  # those disconnected clients are noticed a little later
-    assert len(client.asked) == 1
+    assert len(client.requests) == 1
 
 
 async def soak(count: int) -> None:
@@ -503,7 +503,7 @@ async def soak(count: int) -> None:
         await asyncio.sleep(0.001 * (request.seed % 20))
         return "hello there"
 
-    client = Answerer(answer, pieces=("hello",), max_concurrent=32)
+    client = RecordingClient(answer, pieces=("hello",), max_concurrent=32)
     async with serving(client, max_body=20_000) as (url, app):
         connector = aiohttp.TCPConnector(limit=200)
         async with aiohttp.ClientSession(connector=connector) as session:
@@ -555,7 +555,7 @@ async def test_2000_concurrent_requests_of_all_kinds_leave_nothing_behind():
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
 async def test_curl_gets_whole_and_streamed_responses():
-    async with serving(Answerer(pieces=("hel", "lo"))) as (url, _):
+    async with serving(RecordingClient(pieces=("hel", "lo"))) as (url, _):
         for stream, expected in ((False, '"content":"hello there"'), (True, '"content":"hel"')):
             body = json.dumps({"model": "toy", "messages": HI, "stream": stream})
             arguments = [
@@ -574,12 +574,12 @@ async def test_curl_gets_whole_and_streamed_responses():
 
 
 async def test_openai_client_gets_the_same_responses_as_the_served_client():
-    def player(messages: vf.Messages, state: vf.State, rng: Any) -> str:
+    def policy(messages: vf.Messages, state: vf.State, rng: Any) -> str:
         return f"{messages[-1].content} {len(messages)}"
 
     env = vf.SingleTurnEnv(dataset=[{"question": f"q{i}"} for i in range(5)])
-    local = await vf.generate(env, vf.ScriptedClient(player))
-    async with serving(vf.ScriptedClient(player)) as (url, _):
+    local = await vf.generate(env, vf.ScriptedClient(policy))
+    async with serving(vf.ScriptedClient(policy)) as (url, _):
         client = vf.OpenAIClient(url)
         remote = await vf.generate(env, client, model="toy")
         await client.close()
@@ -587,10 +587,10 @@ async def test_openai_client_gets_the_same_responses_as_the_served_client():
 
 
 async def test_an_occupied_port_is_reported():
-    async with serving(Answerer()) as (url, _):
+    async with serving(RecordingClient()) as (url, _):
         port = int(url.split(":")[2].split("/")[0])
         with pytest.raises(ConfigError, match="--port"):
-            async with listening(make_app(Answerer(), "toy"), port=port):
+            async with listening(make_app(RecordingClient(), "toy"), port=port):
                 pass
 
 

@@ -34,7 +34,7 @@ def test_wrong_arguments_are_reported_with_the_nearest_name() -> None:
         rove.sft()
 
 
-def made_result(folder: Path) -> TrainingResult:
+def write_result(folder: Path) -> TrainingResult:
     with Run(folder) as run:
         run.start("rl", {"env": "tictactoe"}, {})
         for step in (1, 2):
@@ -45,18 +45,18 @@ def made_result(folder: Path) -> TrainingResult:
 
 
 def test_a_result_has_metrics_best_step_table_and_figure(tmp_path: Path) -> None:
-    result = made_result(tmp_path / "run")
+    result = write_result(tmp_path / "run")
     assert (result.kind, len(result.metrics), result.stopped) == ("rl", 2, "no new best")
     assert result.best is not None and (result.best.value, result.best.step) == (0.5, 2)
     assert result.table.title == "RL in tictactoe" and result.table.row_count == 1
     assert result.plot().axes[0].get_title() == "reward"
-    kept, ended = ending_lines(result.run)
-    assert kept.startswith("best reward/mean: 0.5000 at step 2, kept in ")
-    assert ended == "stopped after step 2: no new best"
+    best_line, stop_line = ending_lines(result.run)
+    assert best_line.startswith("best reward/mean: 0.5000 at step 2, kept in ")
+    assert stop_line == "stopped after step 2: no new best"
 
 
 def test_a_frame_needs_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = made_result(tmp_path / "run")
+    result = write_result(tmp_path / "run")
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ConfigError, match="pip install pandas"):
         result.to_pandas()

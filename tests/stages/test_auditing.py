@@ -9,7 +9,7 @@ import pytest
 import rove
 from rove.core.findings import HIGH
 
-ANYWHERE = """
+ANYWHERE_ENV = """
 import rove as vf
 
 def load_environment():
@@ -23,7 +23,7 @@ def load_environment():
 
 @pytest.mark.slow
 def test_an_audit_by_path_returns_the_findings(tmp_path: Path) -> None:
-    (tmp_path / "doubles.py").write_text(ANYWHERE)
+    (tmp_path / "doubles.py").write_text(ANYWHERE_ENV)
     report = rove.audit_environment(str(tmp_path / "doubles.py"), only=["hedging"], reporter=rove.SilentReporter())
     assert [finding.id for finding in report.findings] == ["hedging"]
     assert report.worst == HIGH

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from fakes import tiny_model
-from made import record
+from run_folders import make_record
 
 import rove as vf
 from rove.core.config import convert
@@ -164,7 +164,7 @@ async def test_the_time_of_a_model_that_is_the_teacher_is_not_that_of_the_enviro
     assert evidence.rollout_seconds == 0.0 < evidence.teacher_seconds
 
 
-async def test_a_model_is_examined_on_the_examples_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_is_examined_on_at_most_the_available_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "MODEL_OPERATIONS", 0.0)  # one group after another
     rows = [{"question": f"q{i}?"} for i in range(3)]
     env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct]))  # all rewards of the model are 0
@@ -202,11 +202,11 @@ async def test_policies_that_fail_are_reported() -> None:
 
 
 async def test_equal_rewards_of_all_policies_are_rejected() -> None:
-    def also_right(messages: Any, state: Any, rng: random.Random) -> str:
+    def equally_good(messages: Any, state: Any, rng: random.Random) -> str:
         return "yes"
 
     with pytest.raises(ConfigError, match="no_spread: every rollout of 2 scripted policies has the reward 2"):
-        await evidence_of(right=right, also_right=also_right)
+        await evidence_of(right=right, also_right=equally_good)
 
 
 async def test_a_recipe_can_be_written_and_read() -> None:
@@ -427,7 +427,7 @@ async def test_raw_texts_are_refused_before_sft() -> None:
 
 def test_a_model_is_clearly_worse_than_its_teacher_only_if_there_is_one() -> None:
     def rewarded(*rewards: float) -> list[vf.RolloutRecord]:
-        return [record(i, win=reward) for i, reward in enumerate(rewards)]
+        return [make_record(i, win=reward) for i, reward in enumerate(rewards)]
 
     is_worse = examination._is_clearly_worse
     assert not is_worse(rewarded(-1.0), [])

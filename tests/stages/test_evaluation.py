@@ -48,11 +48,11 @@ async def test_an_environment_of_a_notebook_is_evaluated_while_its_event_loop_ru
 
 def test_finished_rollouts_are_not_repeated_unless_the_run_is_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
     rove.evaluate_model("scripted:solver", sums(), num_examples=1, run_dir="runs/a")
-    more = rove.evaluate_model("scripted:solver", sums(), num_examples=2, run_dir="runs/a")
-    assert more.scored == 6
+    extended = rove.evaluate_model("scripted:solver", sums(), num_examples=2, run_dir="runs/a")
+    assert extended.scored == 6
     assert "already has 3 rollouts" in capsys.readouterr().out
-    again = rove.evaluate_model("scripted:solver", sums(), num_examples=1, run_dir="runs/a", overwrite=True)
-    assert again.scored == 3
+    restarted = rove.evaluate_model("scripted:solver", sums(), num_examples=1, run_dir="runs/a", overwrite=True)
+    assert restarted.scored == 3
 
 
 def test_an_interrupted_evaluation_says_that_it_continues(capsys: pytest.CaptureFixture[str]) -> None:

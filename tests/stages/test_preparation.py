@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import environment
+from commands import write_environment
 
 from rove.envs.dataset import content_key
 from rove.envs.loading import environment_arguments, load_environment
@@ -54,7 +54,7 @@ def policy(name: str, reward: float) -> PolicyEvidence:
 def chosen(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> tuple[dict[str, Section], Evidence]:
     """Return the settings of all stages for an environment whose rows a function body makes, and the evidence."""
     monkeypatch.chdir(folder)
-    environment(folder / "environments", "quiz", SOURCE.replace("ROWS", body))
+    write_environment(folder / "environments", "quiz", SOURCE.replace("ROWS", body))
     evidence = Evidence(
         policies=[policy("weak", 0.0), policy("good", 1.0)],
         examples=100,

@@ -74,8 +74,8 @@ def test_the_settings_of_the_template_are_those_of_the_initial_model(tmp_path: P
     # A trained model keeps the settings in its folder; a scripted policy has none.
     for model in ("runs/sft/final", "scripted:teacher"):
         assert recipe.evaluation_of(config, model, tmp_path).chat_template is None
-    other = convert(RecipeFile, values).complete("tictactoe", tmp_path, model="models/mine")
-    assert other.rl[0].config.chat_template is None
+    with_other_model = convert(RecipeFile, values).complete("tictactoe", tmp_path, model="models/mine")
+    assert with_other_model.rl[0].config.chat_template is None
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import json
 import threading
 
 import pytest
-from made import record as made_record
 from rich.console import Console
 from rich.table import Table
+from run_folders import make_record as made_record
 
 from rove.core.records import RolloutRecord
-from rove.stages import reporter as reporters
+from rove.stages import reporter as reporter
 from rove.stages.reporter import (
     ConsoleReporter,
     Heartbeat,
@@ -29,10 +29,10 @@ WAIT_S = 30.0
 class Clock:
     """A clock whose time a test sets."""
 
-    now = 0.0
+    seconds = 0.0
 
     def __call__(self) -> float:
-        return self.now
+        return self.seconds
 
 
 def test_a_step_describes_its_counts_and_shows_them_when_it_takes_long():
@@ -40,9 +40,9 @@ def test_a_step_describes_its_counts_and_shows_them_when_it_takes_long():
     step = StepProgress(clock)
     step("rollouts", 12, 256)
     step("micro-batches", 3, 0)
-    clock.now = 9.0
+    clock.seconds = 9.0
     assert step.__rich__().plain == ""
-    clock.now = 42.0
+    clock.seconds = 42.0
     assert step.__rich__().plain == "  rollouts 12/256, micro-batches 3, 42 s in this step"
     step.start_next()
     assert step.text() == "0 s in this step"
@@ -51,15 +51,15 @@ def test_a_step_describes_its_counts_and_shows_them_when_it_takes_long():
 class Log(io.StringIO):
     """A plain log that signals when a given text was written."""
 
-    def __init__(self, awaited: str):
+    def __init__(self, expected_text: str):
         super().__init__()
-        self.awaited = awaited
-        self.seen = threading.Event()
+        self.expected_text = expected_text
+        self.was_written = threading.Event()
 
     def write(self, text: str) -> int:
         count = super().write(text)
-        if self.awaited in self.getvalue():
-            self.seen.set()
+        if self.expected_text in self.getvalue():
+            self.was_written.set()
         return count
 
 
@@ -69,8 +69,8 @@ def test_a_plain_log_gets_a_line_while_a_step_runs():
         report(1, "loss 2.5")
         report.step("micro-batches [2", 0, 0)  # markup is printed literally
         report.step("micro-batches", 2, 8)
-        log.awaited = "sft 1/7  loss 2.5  micro-batches [2 0, micro-batches 2/8, "
-        assert log.seen.wait(WAIT_S)
+        log.expected_text = "sft 1/7  loss 2.5  micro-batches [2 0, micro-batches 2/8, "
+        assert log.was_written.wait(WAIT_S)
     assert "s in this step" in log.getvalue()
 
 
@@ -78,7 +78,7 @@ def test_loading_is_announced_at_once_and_repeatedly():
     log = Log("loading models/[x]: ")
     with ConsoleReporter(Console(file=log, width=200), every_s=0.01).working("loading models/[x]"):
         assert log.getvalue().startswith("loading models/[x]\n")
-        assert log.seen.wait(WAIT_S)
+        assert log.was_written.wait(WAIT_S)
 
 
 def test_a_heartbeat_is_silent_after_a_line_and_after_its_end():
@@ -90,7 +90,7 @@ def test_a_heartbeat_is_silent_after_a_line_and_after_its_end():
 
 
 def test_a_terminal_shows_the_progress_within_a_long_step(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reporters, "SHOW_AFTER_S", -1.0)
+    monkeypatch.setattr(reporter, "SHOW_AFTER_S", -1.0)
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100)
     with ConsoleReporter(console).progress("rl", 5) as report:

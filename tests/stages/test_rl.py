@@ -10,21 +10,21 @@ import pytest
 import rove
 from rove.core.errors import ConfigError
 from rove.envs.loading import environment_version
-from rove.stages import rl as stage
+from rove.stages import rl as rl_stage
 from rove.stages.identity import noting_interruption
 
 
 @pytest.fixture
 def identities(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
     """The identities of the runs that would start; none does."""
-    seen: list[dict[str, Any]] = []
+    started: list[dict[str, Any]] = []
 
-    def begin(run: Any, kind: str, config: Any, identity: dict[str, Any], *rest: Any) -> None:
-        seen.append(identity)
+    def begin(run: Any, kind: str, config: Any, identity: dict[str, Any], *args: Any) -> None:
+        started.append(identity)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stage, "begin", begin)
-    return seen
+    monkeypatch.setattr(rl_stage, "begin", begin)
+    return started
 
 
 def test_a_loaded_environment_is_the_same_run_as_its_name(identities: list[dict[str, Any]]) -> None:

@@ -89,7 +89,7 @@ def test_a_quarter_of_an_hour_leaves_twenty_steps_of_fewer_groups():
 
 
 @pytest.mark.parametrize(("examples", "per_example"), [(20, 2000), (3, 4), (40_000, 1)])
-def test_if_the_time_is_short_sft_sees_each_example_less_often_before_it_sees_fewer(examples: int, per_example: int):
+def test_if_time_is_short_sft_gets_fewer_epochs_before_fewer_examples(examples: int, per_example: int):
     values = by_name(recipe())
     values["data"] |= {"num_examples": examples, "rollouts_per_example": per_example}
     sections = [Section(name, value) for name, value in values.items()]
@@ -100,7 +100,7 @@ def test_if_the_time_is_short_sft_sees_each_example_less_often_before_it_sees_fe
     assert used[0] == examples or used[1] == 1
 
 
-def test_too_little_time_names_the_least():
+def test_too_little_time_is_refused_with_the_time_needed():
     with pytest.raises(
         ConfigError, match=r"minutes is 2; expected at least \d+: the smallest recipe takes that long"
     ) as error:
@@ -113,7 +113,7 @@ def minutes_in(error: ConfigError) -> int:
 
 
 @given(st.floats(0.3, 6.0), st.floats(0.3, 6.0), st.booleans())
-def test_the_least_time_is_enough(table: float, rl_step: float, with_sft: bool):
+def test_a_recipe_fits_the_time_that_the_error_states(table: float, rl_step: float, with_sft: bool):
     whole = estimated(with_sft)
     estimate = msgspec.structs.replace(whole, table=table * whole.table, rl_step=rl_step * whole.rl_step)
     with pytest.raises(ConfigError) as error:

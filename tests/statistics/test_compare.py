@@ -1,4 +1,4 @@
-"""Is B better than A: what counts, what is reported, and how often it is reported wrongly."""
+"""Comparison of two runs: what counts, what is reported, and how often a report is wrong."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def outcome(key: str, reward: float, index: int = 0, weights: dict[str, float] =
 
 
 def run(rewards: Iterable[float | Sequence[float]], start: int = 0) -> list[Outcome]:
-    """Examples numbered from `start`, each with one rollout or several."""
+    """Return the outcomes of examples numbered from `start`, with one or several rollouts each."""
     groups = (reward if isinstance(reward, Sequence) else [reward] for reward in rewards)
     return [outcome(str(key), r, i) for key, group in enumerate(groups, start) for i, r in enumerate(group)]
 
@@ -63,12 +63,12 @@ def test_rewards_near_the_largest_float_have_no_interval(start: int):
     assert math.isnan(comparison.main.low) and comparison.main.direction == 0
     assert comparison.main.caveat == "no interval: a value exceeds 1e+100"
     tally = Tally()
-    for one in huge:
-        tally.add(one)
+    for rollout in huge:
+        tally.add(rollout)
     assert tally.result().to_dict()
 
 
-def test_only_what_both_have_scored_counts():
+def test_only_examples_scored_in_both_runs_count():
     a = [*run([0.0] * 30), failed("30"), outcome("50", 1.0)]
     b = [*run([1.0, 0.9] * 15), outcome("30", 0.0), failed("31"), outcome("60", 0.0), outcome("61", 0.0)]
     comparison = compare(a, b)
@@ -88,7 +88,7 @@ rewards = st.lists(st.lists(st.floats(-2, 2), min_size=1, max_size=3), min_size=
 
 
 @given(rewards, rewards, st.randoms(use_true_random=False))
-def test_the_other_way_round_is_the_other_way_round(a, b, rng):
+def test_swapping_the_runs_negates_the_difference(a, b, rng):
     there, back = compare(run(a), run(b)), compare(run(b), run(a))
     assert there.main.difference == pytest.approx(-back.main.difference)
     assert (there.main.low, there.main.high) == pytest.approx((-back.main.high, -back.main.low), nan_ok=True)
@@ -140,7 +140,7 @@ def test_skewed_differences_have_a_wider_interval_on_their_side():
     assert main.high - main.difference > 2 * (main.difference - main.low) > 0.0
 
 
-def test_one_shared_example_tells_nothing():
+def test_one_shared_example_decides_nothing():
     comparison = compare(run([0.0]), run([1.0]))
     assert math.isnan(comparison.main.low)
     assert comparison.needed_examples is None
@@ -149,12 +149,14 @@ def test_one_shared_example_tells_nothing():
     )
 
 
-def test_verdicts_say_how_many_more_examples_or_that_it_would_have_shown():
+def test_verdicts_state_how_many_more_examples_are_needed_or_that_they_suffice():
     noise = [(-1) ** i * 0.5 for i in range(100)]
     comparison = compare(run([0.0] * 100), run(noise))
-    more = comparison.needed_examples - 100
+    missing = comparison.needed_examples - 100
     assert comparison.needed_examples == pytest.approx(7.849 * 0.25 / 0.0004, rel=0.02)
-    assert comparison.verdict.endswith(f"; about {more:,} more examples would be needed to detect a difference of 0.02")
+    assert comparison.verdict.endswith(
+        f"; about {missing:,} more examples would be needed to detect a difference of 0.02"
+    )
     quiet = compare(run([0.0] * 100), run([x / 100 for x in noise]))
     assert quiet.verdict.endswith("; a difference of 0.02 would probably have been detected")
     same = compare(run([0.0] * 200), run([0.0] * 200))
@@ -219,7 +221,7 @@ def test_every_value_of_both_is_compared_the_reward_first_then_by_weight():
     assert other_comparison.main == comparison.others[-1]
 
 
-def test_better_is_what_the_reward_calls_better():
+def test_only_values_of_the_reward_are_called_better_or_worse():
     a, b = with_values(0.0), with_values(0.5)
     assert compare(a, b, "cost").verdict.startswith("B is worse than A: cost +0.500")
     assert compare(b, a, "cost").verdict.startswith("B is better than A: cost -0.500")
@@ -227,7 +229,7 @@ def test_better_is_what_the_reward_calls_better():
     assert compare(b, a, "turns", names=("new", "old")).verdict.startswith("old is lower than new: turns -0.500")
 
 
-def test_a_value_that_some_rollouts_lack_counts_where_it_is():
+def test_a_value_that_some_rollouts_lack_is_compared_on_the_others():
     a = [outcome(str(i), 0.0, **({"turns": 1.0} if i < 4 else {})) for i in range(10)]
     b = [outcome(str(i), 0.0, **({"turns": 2.0} if i > 1 else {})) for i in range(10)]
     comparison = compare(a, b, "turns")
@@ -265,7 +267,7 @@ def test_movers_are_the_largest_changes_in_each_direction():
 # What is refused
 
 
-def test_what_cannot_be_compared():
+def test_runs_and_values_that_cannot_be_compared_are_refused():
     a = with_values(0.0)
     with pytest.raises(ConfigError, match="B has no scored rollout; a comparison needs at least one in each run"):
         compare(a, [failed("1")])
@@ -307,22 +309,22 @@ def test_few_binary_examples_are_not_called_different_by_chance():
 
 
 def test_pairing_finds_what_different_examples_hide():
-    rng, found, cases = np.random.default_rng(5), [0, 0], 100
+    rng, detected, cases = np.random.default_rng(5), [0, 0], 100
     for _ in range(cases):
         example = rng.uniform(0.0, 1.0, 80)
         a = (example + rng.normal(0.0, 0.1, 80)).tolist()
         b = (example + 0.05 + rng.normal(0.0, 0.1, 80)).tolist()
-        found[0] += compare(run(a), run(b)).main.direction == 1
-        found[1] += compare(run(a), run(b, start=100)).main.direction == 1
-    assert found[0] > 0.75 * cases
-    assert found[1] < 0.4 * cases
+        detected[0] += compare(run(a), run(b)).main.direction == 1
+        detected[1] += compare(run(a), run(b, start=100)).main.direction == 1
+    assert detected[0] > 0.75 * cases
+    assert detected[1] < 0.4 * cases
 
 
 # One method: the verdict follows from the printed interval
 
 
 def many(differences: Sequence[float], rollouts: int) -> tuple[list[Outcome], list[Outcome]]:
-    """Two runs of 0/1 rewards: one for each difference, which is a multiple of 1/rollouts."""
+    """Return two runs of 0/1 rewards with an example per difference; differences are multiples of 1/rollouts."""
     a = [[0.0] * rollouts if gap >= 0 else [1.0] * rollouts for gap in differences]
     shares = [gap if gap >= 0 else 1.0 + gap for gap in differences]
     ones = [round(share * rollouts) for share in shares]
@@ -349,10 +351,10 @@ def test_more_rollouts_and_more_examples_decide_what_fewer_decided(rollouts: int
             total += compare(run(a), run(b)).main.direction == 1
         return total
 
-    fewer, more = decided(40, rollouts), decided(160, rollouts)
-    assert fewer <= more + 3
-    assert more >= 15
-    assert decided(160, 4 * rollouts) >= more - 3
+    few_decided, many_decided = decided(40, rollouts), decided(160, rollouts)
+    assert few_decided <= many_decided + 3
+    assert many_decided >= 15
+    assert decided(160, 4 * rollouts) >= many_decided - 3
 
 
 gaps = st.lists(st.sampled_from([-1.0, -0.5, -0.25, 0.0, 0.0, 0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=40)

@@ -1,4 +1,4 @@
-"""Intervals: against tables and brute force, and in simulations how often they hold the true mean."""
+"""Intervals: comparison with tables and brute force, and simulations of how often they contain the true mean."""
 
 from __future__ import annotations
 
@@ -109,17 +109,17 @@ def test_clopper_pearson_refuses_impossible_counts(successes: float, trials: flo
         clopper_pearson(successes, trials)
 
 
-def test_ten_of_ten_successes_have_an_interval_below_one():
+def test_the_interval_of_ten_of_ten_successes_extends_below_one():
     assert astuple(mean_estimate([1.0] * 10)) == pytest.approx((1.0, 0.6915028921812392, 1.0, None))
     assert astuple(mean_estimate([0.0] * 10)) == pytest.approx((0.0, 0.0, 0.3084971078187608, None))
 
 
 def test_agreeing_rollouts_of_one_example_count_once():
     once, often = Column(), Column()
-    for place in range(40):
-        once.add(place, float(place < 20))
+    for example in range(40):
+        once.add(example, float(example < 20))
         for _ in range(8):
-            often.add(place, float(place < 20))
+            often.add(example, float(example < 20))
     assert astuple(often.estimate) == pytest.approx(astuple(once.estimate))
 
 
@@ -169,10 +169,10 @@ def test_no_interval_of_shares_leaves_the_range(values):
 
 
 def test_intervals_that_do_not_exist():
-    for found, caveat in ((mean_estimate([]), ONE), (mean_estimate([1.0]), ONE), (mean_estimate([3.0] * 50), EQUAL)):
-        assert found.caveat == caveat
-        assert math.isnan(found.low)
-        assert math.isnan(found.high)
+    for estimate, caveat in ((mean_estimate([]), ONE), (mean_estimate([1.0]), ONE), (mean_estimate([3.0] * 50), EQUAL)):
+        assert estimate.caveat == caveat
+        assert math.isnan(estimate.low)
+        assert math.isnan(estimate.high)
 
 
 def test_rounding_makes_no_other_value():
@@ -239,7 +239,7 @@ def test_intervals_of_proportions_hold_the_mean_in_93_of_100_cases(name: str):
         assert share_covered.missed <= 0.07 + 2 * math.sqrt(0.05 * 0.95 / 150)
 
 
-def test_a_value_of_one_example_is_not_taken_for_all_there_are():
+def test_a_value_that_only_one_example_has_causes_a_caveat():
     assert mean_estimate([0.0] * 99 + [3.7]).caveat is not None
     assert mean_estimate([0.0] * 98 + [3.7] * 2).caveat is None
 

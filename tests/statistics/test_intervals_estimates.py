@@ -1,4 +1,4 @@
-"""Estimates: against tables, against brute force, and in simulations whether the intervals keep what they promise."""
+"""Estimates: comparison with tables and brute force, and simulations of the coverage of their intervals."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def test_the_needed_examples_find_two_points_in_80_of_100_cases():
     spread = 0.1
     examples = needed_examples(spread**2)
     assert examples == 197  # (1.95996 + 0.84162)² · 0.01 / 0.0004 = 196.2
-    rng, found = np.random.default_rng(1), 0
+    rng, detected = np.random.default_rng(1), 0
     for _ in range(2500):
-        found += mean_estimate(rng.normal(0.02, spread, examples).tolist()).low > 0.0
-    assert 0.77 <= found / 2500 <= 0.83
+        detected += mean_estimate(rng.normal(0.02, spread, examples).tolist()).low > 0.0
+    assert 0.77 <= detected / 2500 <= 0.83
 
 
 def test_needed_examples_of_small_and_impossible_spreads():

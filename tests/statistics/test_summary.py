@@ -1,4 +1,4 @@
-"""The tally: what it counts, that it forgets no pair it has summed, and what it weighs."""
+"""The tally: its counts, its sums by example, and its memory."""
 
 from __future__ import annotations
 
@@ -156,13 +156,13 @@ rollouts = st.lists(
 
 
 def by_example(pairs):
-    """Every example counts the same, whatever failed: the mean over the examples' own means."""
+    """Return the mean over the means of the examples, so that failed rollouts do not change an example's weight."""
     keys = dict.fromkeys(key for key, _ in pairs)
     return statistics.fmean(statistics.fmean([value for k, value in pairs if k == key]) for key in keys)
 
 
 @given(rollouts)
-def test_sums_by_example_tell_what_all_pairs_tell(given_rollouts):
+def test_sums_by_example_give_the_same_means_as_all_pairs(given_rollouts):
     records = [make_record(example_key=key, scores=Scores(r, fs, {})) for key, r, fs in given_rollouts]
     summary = tally_of(*records)
     expected = {"reward": [(key, reward) for key, reward, _ in given_rollouts]}
@@ -174,8 +174,8 @@ def test_sums_by_example_tell_what_all_pairs_tell(given_rollouts):
 
 def test_a_column_keeps_the_range_and_up_to_three_values():
     column = Column()
-    for place, value in enumerate([0.3, 0.1 + 0.2, -1.0]):
-        column.add(place, value)
+    for example, value in enumerate([0.3, 0.1 + 0.2, -1.0]):
+        column.add(example, value)
     assert (column.levels, column.low, column.high) == ({0.3, -1.0}, -1.0, 0.1 + 0.2)
     for value in range(9):
         column.add(0, float(value))
@@ -248,7 +248,7 @@ def test_cost_requires_a_price():
 
 
 @pytest.mark.parametrize("price", [(-1.0, 2.0), (1.0, -2.0), (math.nan, 1.0)])
-def test_a_price_is_no_less_than_nothing(price: tuple[float, float]):
+def test_a_price_must_be_a_number_of_at_least_0(price: tuple[float, float]):
     with pytest.raises(ConfigError, match="put is .*; expected a .*number, 0 or more"):
         Price(*price)
 
@@ -279,12 +279,12 @@ def many(examples: int, times: int) -> Iterator[Outcome]:
 
 
 def bytes_of(examples: int, times: int = 1) -> int:
-    """The most that a tally and its summary need."""
+    """Return the peak memory of a tally and its summary."""
     tracemalloc.start()
     try:
         tally = Tally()
-        for one in many(examples, times):
-            tally.add(one)
+        for rollout in many(examples, times):
+            tally.add(rollout)
         tally.result().to_dict()
         return tracemalloc.get_traced_memory()[1]
     finally:

@@ -1,6 +1,6 @@
-"""Run every test target of the Makefile once and print what ran, passed, failed and was skipped, and why: `make test-all`.
+"""Run every test target of the Makefile once and print how many tests passed, failed and were skipped, and why: `make test-all`.
 
-A red target does not stop the others. The exit status is that of the worst target. Each target's output is kept in
+A failing target does not stop the others. The exit status is the highest of all targets. Each target's output is kept in
 build/test-all.
 """
 
@@ -39,22 +39,22 @@ RED = re.compile(r"^(?:FAILED|ERROR) .+$")
 
 @dataclass
 class Outcome:
-    """What the output of a target says; a target may run pytest several times."""
+    """The results in the output of a target, which may run pytest several times."""
 
     target: str
     status: int = 0
     seconds: float = 0.0
     runs: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    skips: Counter[str] = field(default_factory=Counter)
-    red: list[str] = field(default_factory=list)
+    skip_reasons: Counter[str] = field(default_factory=Counter)
+    failed_tests: list[str] = field(default_factory=list)
 
     def read(self, line: str) -> None:
-        """Add what a line of the output says."""
+        """Add the results in a line of the output."""
         if skip := SKIPPED.match(line):
-            self.skips[skip[2]] += int(skip[1])
+            self.skip_reasons[skip[2]] += int(skip[1])
         elif RED.match(line):
-            self.red.append(line)
+            self.failed_tests.append(line)
         elif SUMMARY.match(line):
             self.runs += 1
             for number, word in COUNT.findall(line):
@@ -62,7 +62,7 @@ class Outcome:
 
 
 def run_target(target: str) -> Outcome:
-    """Run a target, showing its output and keeping it in a file."""
+    """Run a target, print its output, and write it to a file."""
     outcome = Outcome(target)
     started = time.monotonic()
     command = ["make", "--no-print-directory", target]
@@ -99,9 +99,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
             )
         )
     for outcome in outcomes:
-        lines += [f"{outcome.target}: skipped {number}: {reason}" for reason, number in outcome.skips.items()]
-        lines += [f"{outcome.target}: {name}" for name in outcome.red]
-        if outcome.status and not outcome.red:
+        lines += [f"{outcome.target}: skipped {number}: {reason}" for reason, number in outcome.skip_reasons.items()]
+        lines += [f"{outcome.target}: {name}" for name in outcome.failed_tests]
+        if outcome.status and not outcome.failed_tests:
             lines.append(f"{outcome.target}: ended with status {outcome.status}; see {LOGS / outcome.target}.log")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Real HTTP servers on loopback that speak the other APIs, and misbehave like `FaultEndpoint`."""
+"""HTTP servers on loopback for the other APIs, with the faults of `FaultEndpoint`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
-from fault_endpoint import Answer, FaultEndpoint
+from fault_endpoint import FaultEndpoint, HttpResponse
 
 
 class ApiEndpoint(FaultEndpoint):
-    """A `FaultEndpoint` under another path than chat completions, whose "ok" and "empty" are in another API's words.
+    """A `FaultEndpoint` for another API than chat completions.
 
     Args:
-        path: under the base URL.
-        words: the JSON of an answer that says a text.
-        faults, options: those of `FaultEndpoint`.
+        path: Path below the base URL.
+        make_body: Returns the JSON body of a response with this text, for "ok" and "empty".
+        faults, options: As in `FaultEndpoint`.
     """
 
-    def __init__(self, path: str, words: Callable[[str], dict[str, Any]], faults: Any = "ok", **options: Any):
+    def __init__(self, path: str, make_body: Callable[[str], dict[str, Any]], faults: Any = "ok", **options: Any):
         super().__init__(faults, **options)
-        self.words = words
+        self.make_body = make_body
         self.paths: list[str] = []
         """The path of each request, in order of arrival."""
         self._server.app.router.add_post(path, self._handle)
@@ -33,14 +33,14 @@ class ApiEndpoint(FaultEndpoint):
         self.paths.append(request.path)
         return await super()._handle(request)
 
-    def _named(self, name: str, body: dict[str, Any]) -> Answer:
+    def _named_response(self, name: str, body: dict[str, Any]) -> HttpResponse:
         if name in ("ok", "empty"):
-            return Answer(body=self.words(self.reply(body) if name == "ok" else ""))
-        return super()._named(name, body)
+            return HttpResponse(body=self.make_body(self.reply(body) if name == "ok" else ""))
+        return super()._named_response(name, body)
 
 
 def anthropic_message(text: str) -> dict[str, Any]:
-    """A message of Anthropic's; 3 prompt tokens, 2 completion tokens."""
+    """Return a message of Anthropic's API with 3 prompt tokens and 2 completion tokens."""
     return {
         "id": "msg_1",
         "type": "message",
@@ -54,7 +54,7 @@ def anthropic_message(text: str) -> dict[str, Any]:
 
 
 def openai_response(text: str) -> dict[str, Any]:
-    """A response of OpenAI's; 3 prompt tokens, 2 completion tokens."""
+    """Return a response of OpenAI's Responses API with 3 prompt tokens and 2 completion tokens."""
     content = [{"type": "output_text", "text": text, "annotations": []}]
     return {
         "id": "resp_1",
@@ -68,7 +68,7 @@ def openai_response(text: str) -> dict[str, Any]:
 
 
 def text_completion(text: str) -> dict[str, Any]:
-    """A completion of OpenAI's; 3 prompt tokens, 2 completion tokens."""
+    """Return a completion of OpenAI's API with 3 prompt tokens and 2 completion tokens."""
     return {
         "id": "cmpl-1",
         "object": "text_completion",

@@ -1,4 +1,4 @@
-"""A real headless Chromium for pages of rove, which collects the errors of a page."""
+"""A headless Chromium for pages of rove, which collects the errors of a page."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import in_its_own
+from commands import start_rove
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WIDE, NARROW = (1440, 900), (390, 844)
 
 
 def chromium_path() -> str:
-    """Return the path of this machine's browser; without one, or without playwright to drive it, the test is skipped."""
+    """Return the path of Chromium; skip the test if Chromium or playwright is not installed."""
     pytest.importorskip("playwright", reason="playwright is not installed: pip install playwright")
     path = next((path for name in NAMES if (path := shutil.which(name))), None)
     return path or pytest.skip("there is no Chromium on this machine: apt-get install chromium")
 
 
 @contextmanager
-def viewing(runs: Path, *flags: str) -> Iterator[str]:
+def serve_viewer(runs: Path, *flags: str) -> Iterator[str]:
     """Start `rove view` for some runs and yield its address."""
-    with serving(runs.parent, "view", str(runs), *flags) as url:
+    with serve_command(runs.parent, "view", str(runs), *flags) as url:
         yield url
 
 
 @contextmanager
-def serving(folder: Path, *words: str) -> Iterator[str]:
-    """Start `rove WORDS…` in a folder, at a free port, and yield the address that it prints."""
-    with in_its_own(folder, *words, "--port", "0") as process:
+def serve_command(folder: Path, *words: str) -> Iterator[str]:
+    """Start `rove WORDS…` in a folder on a free port, and yield the address that it prints."""
+    with start_rove(folder, *words, "--port", "0") as process:
         try:
             assert process.stdout is not None
-            # Commands that load a model first say on which device.
+            # Commands that load a model print its device first.
             urls = (match[0] for line in process.stdout if (match := re.search(r"http://\S+", line)))
             url = next(urls, None)
             assert url is not None, "the command has ended without an address"
@@ -58,8 +58,8 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-def violations(page: Any) -> list[str]:
-    """Return what violates WCAG AA on a page, as axe reports it."""
+def accessibility_violations(page: Any) -> list[str]:
+    """Return the violations of WCAG AA on a page, as axe reports them."""
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="axe is not installed: pip install axe-playwright-python"
     )
@@ -69,11 +69,11 @@ def violations(page: Any) -> list[str]:
 
 
 class Tab:
-    """A page of the viewer. Errors of scripts, and requests to other addresses, are collected in `trouble`.
+    """A page of the viewer. `page_errors` collects errors of scripts and requests to other addresses.
 
     Args:
         browser: Browser from `chromium`.
-        url: Address from `viewing`.
+        url: Address from `serve_viewer`.
         size: Width and height in pixels.
         scheme: "light" or "dark".
     """
@@ -81,7 +81,7 @@ class Tab:
     def __init__(self, browser: Any, url: str, size: tuple[int, int] = WIDE, scheme: str = "light"):
         self.url = url
         self.scheme = scheme
-        self.trouble: list[str] = []
+        self.page_errors: list[str] = []
         self.context = browser.new_context(
             viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion="reduce"
         )
@@ -89,21 +89,21 @@ class Tab:
         # A page may be slow on a busy machine.
         self.page.set_default_timeout(int(os.environ.get("ROVE_BROWSER_TIMEOUT_MS", "60000")))
         self.page.on("console", lambda message: self._note(message.type, message.text))
-        self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.trouble.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        self.page.on("pageerror", lambda error: self.page_errors.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.page_errors.append(f"dialog {dialog.message}"), dialog.dismiss()))
         self.page.on("request", lambda request: self._check(request.url))
 
     def _note(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):
-            self.trouble.append(text)
+            self.page_errors.append(text)
 
     def _check(self, url: str) -> None:
         if not url.startswith(self.url):
-            self.trouble.append(f"request to another address: {url}")
+            self.page_errors.append(f"request to another address: {url}")
 
-    def open(self, place: str) -> Any:
-        """Show `#/place` and wait until all requests have ended."""
-        self.page.goto(f"{self.url}#/{place}")
+    def open(self, path: str) -> Any:
+        """Show `#/path` and wait until all requests have ended."""
+        self.page.goto(f"{self.url}#/{path}")
         self.page.wait_for_load_state("networkidle")
         self.page.wait_for_selector("h1")
         return self.page

@@ -1,4 +1,4 @@
-"""`rove` as people type it, in this process or in one of its own, and small environments for it to find."""
+"""Run `rove` commands in this process or in a separate one, and write small environments for them."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from rove.cli.main import main
 KEYS = ("OPENAI_API_KEY", "OPENAI_BASE_URL")
 
 
-class Done(NamedTuple):
-    """A command that has ended."""
+class CompletedCommand(NamedTuple):
+    """The exit status and the output of a command."""
 
     status: int
     out: str
     err: str
 
 
-Rove = Callable[..., Done]
+Rove = Callable[..., CompletedCommand]
 
 
-def in_this_process(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    """A function that runs `rove WORDS…` in `folder`, without any key in the environment."""
+def in_process_rove(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    """Return a function that runs `rove WORDS…` in `folder` without API keys in the environment variables."""
     monkeypatch.chdir(folder)
     for key in KEYS:
         monkeypatch.delenv(key, raising=False)
 
-    def rove(*words: str, stdin: str = "") -> Done:
+    def rove(*words: str, stdin: str = "") -> CompletedCommand:
         monkeypatch.setattr(sys, "argv", ["rove", *words])
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
         with pytest.raises(SystemExit) as ended:
             main()
         assert isinstance(ended.value.code, int)
-        said = capsys.readouterr()
-        return Done(ended.value.code, said.out, said.err)
+        captured = capsys.readouterr()
+        return CompletedCommand(ended.value.code, captured.out, captured.err)
 
     return rove
 
 
-def in_its_own(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """Starts `rove WORDS…` in `folder`."""
+def start_rove(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Start `rove WORDS…` in `folder` as a separate process."""
     return subprocess.Popen(
         [Path(sys.executable).with_name("rove"), *words],
         cwd=folder,
@@ -57,24 +57,24 @@ def in_its_own(folder: Path, *words: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Started in the background of a script, the tests have inherited that Ctrl-C is ignored.
+        # If a script runs the tests in the background, they inherit that Ctrl-C is ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
-def lines(run: str | Path) -> list[bytes]:
-    """The rollouts kept in a run folder, byte for byte."""
+def rollout_lines(run: str | Path) -> list[bytes]:
+    """Return the lines of a run's rollouts.jsonl as bytes."""
     return (Path(run) / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
 
 
-def environment(folder: Path, name: str, source: str) -> None:
-    """Writes a one-file environment package."""
+def write_environment(folder: Path, name: str, source: str) -> None:
+    """Write an environment package that has one file."""
     (folder / name).mkdir(parents=True)
     (folder / name / f"{name}.py").write_text(source)
 
 
-def contents(run: Path) -> dict[str, tuple[int, bytes]]:
-    """When each file of a run was last written, and what it holds; but for what every start writes anew."""
+def snapshot_files(run: Path) -> dict[str, tuple[int, bytes]]:
+    """Return the modification time and the content of each file of a run, without files that every start rewrites."""
     rewritten = ("config.toml", ".config.toml.seal", "versions.json")
     ours = [path for path in run.rglob("*") if path.is_file() and path.name not in rewritten]
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in ours}

@@ -1,4 +1,4 @@
-"""What rove.compat and the real library are compared on: cases for `compat_worker.py`, by hypothesis."""
+"""Strategies of hypothesis for the cases of `compat_worker.py`, on which rove.compat and the real library are compared."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ FIELD = st.one_of(st.sampled_from(TAGS), st.lists(st.sampled_from(TAGS), min_siz
 
 @st.composite
 def parsers(draw: Any) -> Any:
-    fields, seen = [], set()
+    fields, used_names = [], set()
     for field in draw(st.lists(FIELD, min_size=1, max_size=3)):
         names = [field] if isinstance(field, str) else field
-        if not seen & set(names):
+        if not used_names & set(names):
             fields.append(field)
-            seen |= set(names)
+            used_names |= set(names)
     return {
         "parser": draw(st.sampled_from(["XMLParser", "XMLParser", "ThinkParser", "MaybeThinkParser", "Parser"])),
         "fields": fields,
@@ -123,18 +123,20 @@ messages = st.fixed_dictionaries({"messages": st.one_of(TEXT, st.lists(MESSAGE, 
 
 @st.composite
 def prompts(draw: Any) -> Any:
-    """Rows of one shape: a Dataset has the same columns everywhere."""
-    said = TEXT.filter(bool)
-    own = draw(st.booleans())
+    """Draw rows with the same columns, because a Dataset has the same columns in all rows."""
+    content = TEXT.filter(bool)
+    has_prompt = draw(st.booleans())
     turns = st.lists(
-        st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": said}), min_size=1, max_size=2
+        st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": content}), min_size=1, max_size=2
     )
-    shape: dict[str, Any] = {"prompt": turns} if own else {"question": said}
+    shape: dict[str, Any] = {"prompt": turns} if has_prompt else {"question": content}
     for name, values in COLUMNS.items():
         if draw(st.booleans()):
             shape[name] = draw(st.sampled_from(values))
     few_shot = st.lists(
-        st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": said}), min_size=1, max_size=2
+        st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": content}),
+        min_size=1,
+        max_size=2,
     )
     return {
         "rows": draw(st.lists(st.fixed_dictionaries(shape), min_size=1, max_size=2)),
@@ -157,8 +159,8 @@ STOP = st.fixed_dictionaries({"name": st.sampled_from(NAMES), "priority": PRIORI
 CLOSE = st.fixed_dictionaries({"name": st.sampled_from(["end_a", "end_b"]), "priority": PRIORITY})
 stops = st.fixed_dictionaries(
     {
-        "stops": st.lists(STOP, max_size=3, unique_by=lambda one: one["name"]),
-        "cleanups": st.lists(CLOSE, max_size=2, unique_by=lambda one: one["name"]),
+        "stops": st.lists(STOP, max_size=3, unique_by=lambda stop: stop["name"]),
+        "cleanups": st.lists(CLOSE, max_size=2, unique_by=lambda cleanup: cleanup["name"]),
         "max_turns": st.sampled_from([-1, 0, 1, 2, 3]),
         "max_tokens": st.sampled_from([-1, 3, 6]),
         "final_after": st.integers(0, 4),
@@ -304,15 +306,15 @@ KINDS = {
 }
 
 
-class Side:
-    """A worker: `python` with the library `how`."""
+class LibraryWorker:
+    """A worker process that runs cases on a library, "rove" or "real"."""
 
-    def __init__(self, how: str, python: str = sys.executable, **variables: str):
+    def __init__(self, library: str, python: str = sys.executable, **variables: str):
         root = str(Path(__file__).parents[2])
         env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | variables
-        env |= {"PYTHONPATH": root} if how == "rove" else {}
+        env |= {"PYTHONPATH": root} if library == "rove" else {}
         self._process = subprocess.Popen(
-            [python, str(WORKER), how],
+            [python, str(WORKER), library],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -320,7 +322,7 @@ class Side:
             env=env,
         )
 
-    def ask(self, kind: str, case: Any) -> Any:
+    def run_case(self, kind: str, case: Any) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([kind, case]) + "\n")

@@ -1,4 +1,4 @@
-"""What v0's environments over other libraries do, as data: by the real library or by rove's, whichever `vf` is."""
+"""Results of v0's environments for other libraries, as data; `vf` is the real library or rove.compat."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ GAMES = (
 )
 
 
-def reasoning(vf: Any) -> list[Any]:
-    """Rows, and what four answers to each are worth, of one family and of a mixture."""
-    told: list[Any] = []
+def reasoning_gym_results(vf: Any) -> list[Any]:
+    """Return the rows of a family and of a mixture, and the rewards of four answers to each row."""
+    results: list[Any] = []
     for gym, options in (("chain_sum", {}), (MIXTURE, {"system_prompt": "Be brief."})):
         env = vf.ReasoningGymEnv(gym, num_train_examples=3, num_eval_examples=2, seed=5, **options)
         for row in [*env.get_dataset(), *env.get_eval_dataset()]:
-            known = {name: row[name] for name in ("prompt", "answer", "info")}
-            told.append({name: _plain(value) for name, value in known.items()})
+            columns = {name: row[name] for name in ("prompt", "answer", "info")}
+            results.append({name: _plain(value) for name, value in columns.items()})
             for answer in ANSWERS:
-                state = vf.State(input={**known, "example_id": 0})
+                state = vf.State(input={**columns, "example_id": 0})
                 state.update(completion=[vf.AssistantMessage(content=answer)], trajectory=[], metrics={}, reward=0.0)
                 asyncio.run(env.rubric.score_rollout(state))
-                told.append([state["reward"], dict(state["metrics"])])
-    return told
+                results.append([state["reward"], dict(state["metrics"])])
+    return results
 
 
-def script(vf: Any) -> Any:
-    """A client of `vf` that says one line after the other."""
+def scripted_client_class(vf: Any) -> Any:
+    """Return a client class of `vf` whose replies are the given lines in order."""
 
     class Script(vf.Client):
         def __init__(self, lines: tuple[str, ...]):
@@ -58,21 +58,21 @@ def script(vf: Any) -> Any:
         async def close(self) -> None: ...
 
         async def get_native_response(self, prompt: Any, *_: Any, **__: Any) -> Any:
-            line = self.lines[min(sum(one.role == "assistant" for one in prompt), len(self.lines) - 1)]
+            line = self.lines[min(sum(turn.role == "assistant" for turn in prompt), len(self.lines) - 1)]
             text = f"<think>t</think><guess>{line}</guess>" if line.startswith("[") else line
-            said = vf.ResponseMessage(content=text, finish_reason="stop", is_truncated=False, tokens=None)
-            return vf.Response(id="1", created=0, model="m", message=said, usage=None)
+            message = vf.ResponseMessage(content=text, finish_reason="stop", is_truncated=False, tokens=None)
+            return vf.Response(id="1", created=0, model="m", message=message, usage=None)
 
     return Script
 
 
-def words(vf: Any) -> list[Any]:
-    """Rows of Wordle, and games by scripted policies."""
+def text_arena_results(vf: Any) -> list[Any]:
+    """Return the rows of Wordle, and games with scripted replies."""
 
     async def right(parser: Any, completion: Any, answer: str) -> float:
         return float(parser.parse_answer(completion) == f"[{answer}]")
 
-    async def told_of(feedback: Any) -> list[Any]:
+    async def play_games(feedback: Any) -> list[Any]:
         parser = vf.XMLParser(fields=["think", "guess"], answer_field="guess")
         rubric = vf.Rubric(funcs=[right, parser.get_format_reward_func()], weights=[1.0, 0.2], parser=parser)
         env = vf.TextArenaEnv(
@@ -87,19 +87,22 @@ def words(vf: Any) -> list[Any]:
             **feedback,
         )
         rows = [*env.get_dataset(), *env.get_eval_dataset()]
-        told: list[Any] = [[_plain(row["prompt"]), row["answer"]] for row in rows]
+        results: list[Any] = [[_plain(row["prompt"]), row["answer"]] for row in rows]
         for lines in GAMES:
             row = {"prompt": rows[0]["prompt"], "answer": rows[0]["answer"], "example_id": 0}
-            played = await env.run_rollout(row, script(vf)(lines), "m", {})
-            said = [[one["role"], one["content"]] for one in played["completion"]]
-            told.append([said, played["reward"], dict(played["metrics"]), played["stop_condition"]])
-        return told
+            state = await env.run_rollout(row, scripted_client_class(vf)(lines), "m", {})
+            transcript = [[message["role"], message["content"]] for message in state["completion"]]
+            results.append([transcript, state["reward"], dict(state["metrics"]), state["stop_condition"]])
+        return results
 
-    async def both() -> list[Any]:
-        return [*await told_of({}), *await told_of({"feedback_fn": lambda shown: shown.split("[GAME]")[-1].strip()})]
+    async def play_with_and_without_feedback() -> list[Any]:
+        return [
+            *await play_games({}),
+            *await play_games({"feedback_fn": lambda observation: observation.split("[GAME]")[-1].strip()}),
+        ]
 
-    return asyncio.run(both())
+    return asyncio.run(play_with_and_without_feedback())
 
 
 def _plain(value: Any) -> Any:
-    return [dict(one) for one in value] if isinstance(value, list) else value
+    return [dict(message) for message in value] if isinstance(value, list) else value

@@ -1,10 +1,9 @@
 """Run the environments of `compat_lifecycle` on the `verifiers` that is installed, and print the rows as JSON.
 
-`python compat_lifecycle.py real RELEASE` uses the installed library, `rove RELEASE` rove.compat with its own `evaluate`, and
-`bridge RELEASE` rove's runs; `all RELEASE` the last two. `record PYTHON RELEASE` writes the rows of the library of another
-Python to `compat_recorded_lifecycle`. `table` prints which cases of which release have the same rows here.
-
-An environment is a package whose requirement on `verifiers` is `==RELEASE`; `REQUIREMENT=…` in the environment changes it.
+`python compat_lifecycle.py real RELEASE REQUIREMENT` uses the installed library, `rove …` rove.compat and its `evaluate`,
+`bridge …` rove's runs, and `all …` the last two. REQUIREMENT is that of the environments' package on `verifiers`, such as
+`==0.1.9`. `record PYTHON RELEASE` writes the rows of the library of another Python to `compat_recorded_lifecycle`. `table`
+prints which cases of which release have the same rows here.
 """
 
 from __future__ import annotations
@@ -12,18 +11,14 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import logging
-import os
-import subprocess
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from compat_runner import plain
+from compat_runner import plain, print_results, run_script
 from compat_server import ScriptedServer, text_of
 
 FOLDER = Path(__file__).parents[1] / "compat_lifecycle"
@@ -105,28 +100,34 @@ async def run_bridged(env: Any, server: ScriptedServer) -> list[Any]:
     ]
 
 
-def run(how: str, module: Any, case: str) -> dict[str, Any]:
+def run(mode: str, module: Any, case: str) -> dict[str, Any]:
     """Return the rows of a case and what the model read, or the error."""
     with ScriptedServer() as server:
         try:
             env = module.load_environment(case)
-            rows = asyncio.run(asyncio.wait_for((run_bridged if how == "bridge" else run_real)(env, server), 15))
+            rows = asyncio.run(asyncio.wait_for((run_bridged if mode == "bridge" else run_real)(env, server), 15))
         except Exception as error:
             return {"failed": f"{type(error).__name__}: {error}"[:1000]}
-        asked = [[[message["role"], text_of(message)] for message in request["messages"]] for request in server.asked]
+        requests = [
+            [[message["role"], text_of(message)] for message in request["messages"]] for request in server.asked
+        ]
         ended = list(getattr(module, "ENDED", ()))
-    return {"rows": rows, "asked": sorted(asked), "ended": ended}
+    return {"rows": rows, "asked": sorted(requests), "ended": ended}
 
 
-def results(how: str, release: str, python: str = sys.executable, requirement: str = "") -> dict[str, Any]:
-    """Return the results of all cases of a release, by how they were run, in a process of its own."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    env["REQUIREMENT"] = requirement or f"=={release}"
-    if how != "real":
-        env["PYTHONPATH"] = str(Path(__file__).parents[2])
-    done = subprocess.run([python, __file__, how, release], capture_output=True, text=True, check=False, env=env)
-    assert done.stdout, done.stderr[-4000:]
-    return json.loads(done.stdout)
+def run_cases(mode: str, release: str, requirement: str) -> dict[str, Any]:
+    """Return the results of all cases of a release, by how they were run."""
+    with tempfile.TemporaryDirectory() as folder:
+        sys.path.insert(0, folder)
+        module = importlib.import_module(write_package(Path(folder), release, requirement))
+        kinds = ["rove", "bridge"] if mode == "all" else [mode]
+        cases = cases_of(module, release)
+        return {kind: {case: run(kind, module, case) for case in cases} for kind in kinds}
+
+
+def results(mode: str, release: str, python: str = sys.executable, requirement: str = "") -> dict[str, Any]:
+    """Return the results of all cases of a release, by how they were run, from a separate process."""
+    return run_script(python, __file__, mode, release, requirement or f"=={release}")
 
 
 def recorded(release: str) -> dict[str, Any]:
@@ -135,53 +136,38 @@ def recorded(release: str) -> dict[str, Any]:
 
 def print_table() -> None:
     """Print a row per case and a column per release: "same", "differs", or "–" if the release has no such method."""
-    ours = {release: results("all", release) for release in SOURCES}
+    rove_results = {release: results("all", release) for release in SOURCES}
     real = {release: recorded(release) for release in SOURCES}
     cases = list(dict.fromkeys(case for release in SOURCES for case in real[release]))
     print("| overridden method |", " | ".join(SOURCES), "|")
     print("|---|" + "---|" * len(SOURCES))
     for case in cases:
-        cells = [cell_of(case, real[release], ours[release]) for release in SOURCES]
+        cells = [cell_of(case, real[release], rove_results[release]) for release in SOURCES]
         print(f"| {case} |", " | ".join(cells), "|")
 
 
-def cell_of(case: str, real: dict[str, Any], ours: dict[str, Any]) -> str:
+def cell_of(case: str, real: dict[str, Any], rove_results: dict[str, Any]) -> str:
     if case not in real:
         return "–"
-    is_same = ours["rove"][case] == real[case] and ours["bridge"][case].get("rows") == real[case]["rows"]
+    is_same = (
+        rove_results["rove"][case] == real[case] and rove_results["bridge"][case].get("rows") == real[case]["rows"]
+    )
     turns = ", ".join(str(row["turns"]) for row in real[case].get("rows", ()))
     rewards = ", ".join(f"{row['reward']:g}" for row in real[case].get("rows", ()))
     return f"{'same' if is_same else 'differs'} (turns {turns}; rewards {rewards})"
 
 
 def main() -> None:
-    how, *names = sys.argv[1:]
-    if how == "table":
+    mode, *names = sys.argv[1:]
+    if mode == "table":
         return print_table()
-    if how == "record":
+    if mode == "record":
         python, release = names
         text = json.dumps(results("real", release, python)["real"], sort_keys=True, ensure_ascii=False, indent=1)
         (RECORDED / f"{release}.json").write_text(f"{text}\n", encoding="utf-8")
         return None
-    [release] = names
-    if "VERBOSE" not in os.environ:
-        warnings.simplefilter("ignore")
-        logging.disable(logging.CRITICAL)
-    os.environ.update(HF_DATASETS_DISABLE_PROGRESS_BARS="1", HF_HUB_OFFLINE="1", EMPTY_KEY="EMPTY")
-    if how != "real":
-        import rove.compat
-
-        rove.compat.install()
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # output of libraries is not part of the results
-    with tempfile.TemporaryDirectory() as folder:
-        sys.path.insert(0, folder)
-        module = importlib.import_module(write_package(Path(folder), release, os.environ["REQUIREMENT"]))
-        kinds = ["rove", "bridge"] if how == "all" else [how]
-        cases = cases_of(module, release)
-        out.write(json.dumps({kind: {case: run(kind, module, case) for case in cases} for kind in kinds}))
-    out.flush()
-    os._exit(0)  # handlers of the real library at exit wait for loops that are closed
+    release, requirement = names
+    return print_results(mode, lambda: run_cases(mode, release, requirement))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Runs packages of `compat_packages` on the `verifiers` that is there, and prints what came of it as JSON.
+"""Run packages of `compat_packages` on a version of `verifiers`, and print the results as JSON.
 
-`python compat_runner.py real NAME…` uses the installed library, `rove NAME…` that of `rove.compat` and its own `evaluate`,
-`bridge NAME…` rove's runs over the same environments, `rove+bridge` both. `record PYTHON` keeps what the real library of
-another Python says in `compat_recorded`. Without names: all.
+`python compat_runner.py real NAME…` uses the installed library, `rove NAME…` rove.compat and its `evaluate`,
+`bridge NAME…` rove's runs of the same environments, and `rove+bridge` both. Without names, all packages run. `record PYTHON`
+writes the results of the real library of another Python to `compat_recorded`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ VARIANTS = {
     "judge_qa": lambda url: {"judge_base_url": url},
     "xml_fields_prompts": lambda url: {"with_prompts": True},
 }
-"""Arguments of packages; a variant's name begins with its package's."""
+"""Variant → arguments of its package; a variant's name begins with that of its package."""
 NAMES = sorted({file.stem for file in FOLDER.glob("*.py")} | VARIANTS.keys())
 RECORDED = Path(__file__).parents[1] / "compat_recorded"
 
@@ -38,7 +39,7 @@ def package_of(name: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold, without what is None in messages."""
+    """Return a value as JSON data, without the fields of messages that are None."""
     if hasattr(value, "model_dump"):
         value = value.model_dump()
     if isinstance(value, dict):
@@ -53,7 +54,7 @@ def by_content(rows: list[Any]) -> list[Any]:
 
 
 def row_of(output: Any) -> dict[str, Any]:
-    """What is compared of one output."""
+    """Return the compared parts of an output."""
     names = (
         "example_id",
         "prompt",
@@ -124,11 +125,11 @@ def load(name: str, server: ScriptedServer) -> Any:
     return module.load_environment(**VARIANTS.get(name, lambda url: {})(server.url))
 
 
-def run(how: str, name: str) -> dict[str, Any]:
-    """What one package came to: rows, what the server was asked, or the error that kept it from running."""
+def run(mode: str, name: str) -> dict[str, Any]:
+    """Run a package; return its rows and the requests to its server, or the error."""
     with ScriptedServer() as server:
         try:
-            if how == "bridge":
+            if mode == "bridge":
                 rows = asyncio.run(run_bridged(name, server))
             else:
                 rows = asyncio.run(run_v0(importlib.import_module("verifiers"), name, server))
@@ -137,40 +138,51 @@ def run(how: str, name: str) -> dict[str, Any]:
         return {"rows": by_content(rows), "asked": by_content(server.asked)}
 
 
-def results(how: str, python: str = sys.executable) -> dict[str, Any]:
-    """What all packages come to, by how they are run, on the library of a Python, in a process of its own."""
-    root = str(Path(__file__).parents[2])
-    env = (
-        {**os.environ, "PYTHONPATH": root}
-        if how != "real"
-        else {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    )
-    done = subprocess.run([python, __file__, how], capture_output=True, text=True, check=False, env=env)
-    assert done.stdout, done.stderr[-4000:]
-    return json.loads(done.stdout)
+def results(mode: str, python: str = sys.executable) -> dict[str, Any]:
+    """Return the results of all packages, by how they were run, from a separate process."""
+    return run_script(python, __file__, mode)
 
 
-def main() -> None:
-    how, *names = sys.argv[1:]
-    if how == "record":
-        for name, came in results("real", names[0])["real"].items():
-            (RECORDED / f"{name}.json").write_text(
-                json.dumps(came, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
-            )
-        return
-    warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
+def run_script(python: str, script: str, mode: str, *arguments: str) -> dict[str, Any]:
+    """Run a script with a Python, and return the JSON that it prints; in mode "real", it cannot import rove."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if mode != "real":
+        env["PYTHONPATH"] = str(Path(__file__).parents[2])
+    process = subprocess.run([python, script, mode, *arguments], capture_output=True, text=True, check=False, env=env)
+    assert process.stdout, process.stderr[-4000:]
+    return json.loads(process.stdout)
+
+
+def print_results(mode: str, compute: Callable[[], dict[str, Any]]) -> None:
+    """Print the result of a function as JSON and end the process; unless the mode is "real", `verifiers` is rove.compat.
+
+    The libraries' output and warnings are not part of the results; the environment variable VERBOSE shows their warnings.
+    """
+    if "VERBOSE" not in os.environ:
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
     os.environ.update(HF_DATASETS_DISABLE_PROGRESS_BARS="1", HF_HUB_OFFLINE="1", EMPTY_KEY="EMPTY")
-    sys.path.insert(0, str(FOLDER))
-    if how != "real":
+    if mode != "real":
         import rove.compat
 
         rove.compat.install()
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no result
-    out.write(json.dumps({one: {name: run(one, name) for name in names or NAMES} for one in how.split("+")}))
+    os.dup2(2, 1)
+    out.write(json.dumps(compute()))
     out.flush()
-    os._exit(0)  # the real library's handlers at exit wait for loops that are closed
+    os._exit(0)  # the exit handlers of the real library wait for closed event loops
+
+
+def main() -> None:
+    mode, *names = sys.argv[1:]
+    if mode == "record":
+        for name, recorded in results("real", names[0])["real"].items():
+            (RECORDED / f"{name}.json").write_text(
+                json.dumps(recorded, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
+            )
+        return
+    sys.path.insert(0, str(FOLDER))
+    print_results(mode, lambda: {kind: {name: run(kind, name) for name in names or NAMES} for kind in mode.split("+")})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Runs packages of `compat_packages_012` on the `verifiers` that is there, and prints the rows as JSON.
+"""Run packages of `compat_packages_012` on a version of `verifiers`, and print the rows as JSON.
 
-`python compat_runner_012.py real` uses the installed library (0.1.2.post1), `rove` that of `rove.compat` and its own
-`evaluate`, `bridge` rove's runs. `record PYTHON` writes the rows of the real library of another Python to
+`python compat_runner_012.py real` uses the installed library (0.1.2.post1), `rove` rove.compat and its `evaluate`, and
+`bridge` rove's runs. `record PYTHON` writes the rows of the real library of another Python to
 `compat_recorded_012`.
 """
 
@@ -10,17 +10,14 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import logging
 import os
-import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from compat_runner import by_content, plain
+from compat_runner import by_content, plain, print_results, run_script
 from compat_server import ScriptedServer
 
 FOLDER = Path(__file__).parents[1] / "compat_packages_012"
@@ -36,11 +33,14 @@ def load(name: str, server: ScriptedServer) -> Any:
 
 
 def message_of(message: Any) -> list[Any]:
-    """Role, text and calls of a message, in whichever form it has."""
+    """Return role, text and calls of a message in a common form."""
     calls = [plain(call) for call in message.get("tool_calls") or []]
     calls = [json.loads(call) if isinstance(call, str) else call for call in calls]
     functions = [call.get("function", call) for call in calls]
-    named = [[call.get("id"), one["name"], one["arguments"]] for call, one in zip(calls, functions, strict=True)]
+    named = [
+        [call.get("id"), function["name"], function["arguments"]]
+        for call, function in zip(calls, functions, strict=True)
+    ]
     return [message["role"], message.get("content") or "", named, message.get("tool_call_id")]
 
 
@@ -90,55 +90,38 @@ async def run_bridged(name: str, server: ScriptedServer) -> list[Any]:
     assert not errors, errors
     scores = [record.scores for record in records if record.scores is not None]
     return [
-        row_of(record.prompt, record.completion, one.reward, one.rewards | one.metrics)
-        for record, one in zip(records, scores, strict=True)
+        row_of(record.prompt, record.completion, score.reward, score.rewards | score.metrics)
+        for record, score in zip(records, scores, strict=True)
     ]
 
 
-def run(how: str, name: str) -> dict[str, Any]:
-    """The rows of one package, or the error that kept it from running."""
+def run(mode: str, name: str) -> dict[str, Any]:
+    """Run a package; return its rows, or the error."""
     with ScriptedServer() as server:
         try:
-            if how == "real":
+            if mode == "real":
                 rows = run_real(name, server)
             else:
-                rows = asyncio.run((run_rove if how == "rove" else run_bridged)(name, server))
+                rows = asyncio.run((run_rove if mode == "rove" else run_bridged)(name, server))
         except Exception as error:
             return {"failed": f"{type(error).__name__}: {error}"[:2000]}
         return {"rows": by_content(rows)}
 
 
-def results(how: str, python: str = sys.executable) -> dict[str, Any]:
-    """The rows of all packages, by how they are run, on the library of a Python, in a process of its own."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    if how != "real":
-        env["PYTHONPATH"] = str(Path(__file__).parents[2])
-    done = subprocess.run([python, __file__, how], capture_output=True, text=True, check=False, env=env)
-    assert done.stdout, done.stderr[-4000:]
-    return json.loads(done.stdout)
+def results(mode: str, python: str = sys.executable) -> dict[str, Any]:
+    """Return the rows of all packages, by how they were run, from a separate process."""
+    return run_script(python, __file__, mode)
 
 
 def main() -> None:
-    how, *names = sys.argv[1:]
-    if how == "record":
-        for name, came in results("real", names[0])["real"].items():
-            text = json.dumps(came, sort_keys=True, ensure_ascii=False, indent=1)
+    mode, *names = sys.argv[1:]
+    if mode == "record":
+        for name, recorded in results("real", names[0])["real"].items():
+            text = json.dumps(recorded, sort_keys=True, ensure_ascii=False, indent=1)
             (RECORDED / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
         return
-    if "VERBOSE" not in os.environ:
-        warnings.simplefilter("ignore")
-        logging.disable(logging.CRITICAL)
-    os.environ.update(HF_DATASETS_DISABLE_PROGRESS_BARS="1", HF_HUB_OFFLINE="1")
     sys.path.insert(0, str(FOLDER))
-    if how != "real":
-        import rove.compat
-
-        rove.compat.install()
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no result
-    out.write(json.dumps({one: {name: run(one, name) for name in names or NAMES} for one in how.split("+")}))
-    out.flush()
-    os._exit(0)
+    print_results(mode, lambda: {kind: {name: run(kind, name) for name in names or NAMES} for kind in mode.split("+")})
 
 
 if __name__ == "__main__":

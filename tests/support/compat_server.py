@@ -1,7 +1,7 @@
-"""A scripted OpenAI-compatible server for the packages of `compat_packages`: the same words for rove and for the real library.
+"""A scripted OpenAI-compatible server for the packages of `compat_packages`, with the same replies for rove and the real library.
 
-Needs aiohttp alone, so that it runs in either's virtual environment. The model's name is the package's; what is said is a
-function of the conversation and of how often it was asked before.
+It needs only aiohttp, so that it runs in the virtual environments of both. The name of the model is that of the package and of
+the function here that replies; a reply depends on the conversation and on the number of earlier equal requests.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def text_of(message: Message) -> str:
     return content if isinstance(content, str) else " ".join(part.get("text") or "" for part in content)
 
 
-def calls(*wanted: tuple[str, Any]) -> Message:
+def calls(*functions: tuple[str, Any]) -> Message:
     tool_calls = [
         {
             "id": f"call_{i}",
             "type": "function",
             "function": {"name": name, "arguments": args if isinstance(args, str) else json.dumps(args)},
         }
-        for i, (name, args) in enumerate(wanted)
+        for i, (name, args) in enumerate(functions)
     ]
     return {"content": None, "tool_calls": tool_calls}
 
@@ -163,7 +163,7 @@ def tictactoe_course(last: str, turn: int, repeats: int) -> Any:
     return f"<think>{turn}</think><move>{free[0] if free else 0}</move>"
 
 
-# Of the packages of `compat_packages_012`
+# Replies to the packages of `compat_packages_012`
 
 
 def capital_judge(last: str, turn: int, repeats: int) -> Any:
@@ -250,11 +250,11 @@ def dialogue(last: str, turn: int, repeats: int) -> Any:
 
 
 class ScriptedServer:
-    """Serves on loopback, in a thread of its own; `asked` has every conversation it was sent."""
+    """A server on loopback in a separate thread; `asked` records every request."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
-        self._seen: Counter[str] = Counter()
+        self._request_counts: Counter[str] = Counter()
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
         self.port = 0
@@ -291,19 +291,19 @@ class ScriptedServer:
         await site.start()
         self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
 
-    def _again(self, body: Any) -> int:
+    def _count_repeats(self, body: Any) -> int:
         key = json.dumps([body["model"], body.get("messages") or body.get("prompt")], sort_keys=True)
-        self._seen[key] += 1
-        return self._seen[key] - 1
+        self._request_counts[key] += 1
+        return self._request_counts[key] - 1
 
     async def _chat(self, request: web.Request) -> web.Response:
         body = json.loads(await request.read())
         messages = [{k: v for k, v in message.items() if v is not None} for message in body["messages"]]
         body["messages"] = messages
-        repeats = self._again(body)
-        asked = {name: body.get(name) for name in ("model", "messages", "tools")}
-        asked["sampling"] = {name: value for name, value in body.items() if name not in asked and name != "n"}
-        self.asked.append(asked)
+        repeats = self._count_repeats(body)
+        recorded = {name: body.get(name) for name in ("model", "messages", "tools")}
+        recorded["sampling"] = {name: value for name, value in body.items() if name not in recorded and name != "n"}
+        self.asked.append(recorded)
         turn = sum(message["role"] == "assistant" for message in messages)
         reply = globals()[body["model"]](text_of(messages[-1]), turn, repeats)
         if reply == 400:
@@ -321,7 +321,7 @@ class ScriptedServer:
 
     async def _complete(self, request: web.Request) -> web.Response:
         body = json.loads(await request.read())
-        repeats = self._again(body)
+        repeats = self._count_repeats(body)
         self.asked.append({"model": body["model"], "prompt": body["prompt"]})
         text = f" the {len(body['prompt'])}th time{' again' * repeats}."
         choice = {"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}

@@ -1,6 +1,6 @@
-"""Answers cases, one JSON line each, with the `verifiers` that is there: `python compat_worker.py real` or `rove`.
+"""Run cases on a version of `verifiers`, one JSON line per case and result: `python compat_worker.py real` or `rove`.
 
-Both sides run this file; what they answer to the same case is compared in `test_compat_fuzz.py`.
+tests/compat/test_fuzz.py compares the results of both on the same cases.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def plain(value: Any) -> Any:
 
 
 def parser_of(case: Case, vf: Any) -> Any:
-    shout = {"extract_fn": str.upper} if case.get("extract") else {}
+    options = {"extract_fn": str.upper} if case.get("extract") else {}
     if case["parser"] == "XMLParser":
         fields = [tuple(field) if isinstance(field, list) else field for field in case["fields"]]
         return vf.XMLParser(fields, answer_field=case["answer_field"])
-    return getattr(vf, case["parser"])(**shout)
+    return getattr(vf, case["parser"])(**options)
 
 
 def parsers(case: Case, vf: Any) -> Any:
     parser = parser_of(case, vf)
     text, completion = case["text"], case["completion"]
-    said: Case = {
+    results: Case = {
         "answer": parser.parse_answer(completion),
         "answer_of_text": parser.parse_answer(text),
         "format": parser.get_format_reward_func()(completion=completion),
@@ -45,15 +45,15 @@ def parsers(case: Case, vf: Any) -> Any:
     if case["parser"] == "XMLParser":
         for strip in (True, False):
             for last in (True, False):
-                said[f"parse {strip} {last}"] = vars(parser.parse(text, strip=strip, last=last))
-        said |= {"fields": parser.get_fields(), "shown": parser.get_format_str()}
+                results[f"parse {strip} {last}"] = vars(parser.parse(text, strip=strip, last=last))
+        results |= {"fields": parser.get_fields(), "shown": parser.get_format_str()}
         try:
-            said["written"] = parser.format(**case["values"])
+            results["written"] = parser.format(**case["values"])
         except ValueError as error:
-            said["written"] = f"ValueError: {error}"
+            results["written"] = f"ValueError: {error}"
     else:
-        said["parse"] = parser.parse(text)
-    return said
+        results["parse"] = parser.parse(text)
+    return results
 
 
 def texts(case: Case, vf: Any) -> Any:
@@ -64,8 +64,8 @@ def texts(case: Case, vf: Any) -> Any:
     ]
 
 
-def made(functions: list[Case]) -> list[Any]:
-    """Reward functions of a description: what they take, and what they make of it."""
+def make_functions(functions: list[Case]) -> list[Any]:
+    """Return reward functions from descriptions of their parameters and their results."""
     funcs = []
     for function in functions:
         scope: Case = {}
@@ -106,13 +106,13 @@ def rubrics(case: Case, vf: Any) -> Any:
             state["timing"] = RolloutTiming()
             states.append(state)
         members = []
-        for one in case["rubrics"]:
-            rubric = vf.Rubric(funcs=made(one["functions"]), weights=one["weights"])
-            for func in made(one["metrics"]):
+        for description in case["rubrics"]:
+            rubric = vf.Rubric(funcs=make_functions(description["functions"]), weights=description["weights"])
+            for func in make_functions(description["metrics"]):
                 rubric.add_metric(func)
             members.append(rubric)
         rubric = vf.RubricGroup(rubrics=members) if len(members) > 1 else members[0]
-        said: Case = {
+        results: Case = {
             "group": rubric.has_group_rewards,
             "names": rubric._get_reward_func_names(),
             "weights": rubric._get_reward_weights(),
@@ -124,12 +124,12 @@ def rubrics(case: Case, vf: Any) -> Any:
             else:
                 await rubric.score_group(states)
         except AssertionError:
-            return {**said, "refused": True}
+            return {**results, "refused": True}
         except Exception as error:
-            return {**said, "failed": type(error).__name__}
+            return {**results, "failed": type(error).__name__}
         keys = ("reward", "metrics", "advantage")
         steps = [[(step["reward"], step["advantage"]) for step in state["trajectory"]] for state in states]
-        return {**said, "scores": [[state.get(key) for key in keys] for state in states], "steps": steps}
+        return {**results, "scores": [[state.get(key) for key in keys] for state in states], "steps": steps}
 
     return asyncio.run(score())
 
@@ -145,17 +145,17 @@ def prompts(case: Case, vf: Any) -> Any:
     )
 
     async def states() -> Any:
-        said = []
+        rows = []
         for row in env.get_dataset().to_list():
             state = await env.init_state(row, make_client(vf)(None), "m", None)
-            said.append({key: plain(state.get(key)) for key in ("prompt", "answer", "info", "example_id", "task")})
-        return said
+            rows.append({key: plain(state.get(key)) for key in ("prompt", "answer", "info", "example_id", "task")})
+        return rows
 
     return {"rows": asyncio.run(states()), "columns": sorted(env.get_dataset().column_names)}
 
 
 def groups(case: Case, vf: Any) -> Any:
-    """The rows of environments that are one."""
+    """Return the rows of a group of environments."""
     from datasets import Dataset
 
     def env(member: Case) -> Any:
@@ -178,12 +178,12 @@ def groups(case: Case, vf: Any) -> Any:
 
 
 def make_client(vf: Any) -> Any:
-    """A client that says one thing after the other."""
+    """Return a client class whose replies are given in order."""
 
     class Scripted(vf.Client):
-        def __init__(self, said: Any):
+        def __init__(self, replies: Any):
             super().__init__(None)
-            self.said = list(said or [])
+            self.replies = list(replies or [])
 
         def setup_client(self, config: Any) -> Any: ...
         async def to_native_tool(self, tool: Any) -> Any: ...
@@ -193,9 +193,9 @@ def make_client(vf: Any) -> Any:
         async def get_native_response(
             self, prompt: Any, model: Any, sampling_args: Any, tools: Any = None, **kw: Any
         ) -> Any:
-            if not self.said:
+            if not self.replies:
                 raise RuntimeError("nothing left to say")
-            return self.said.pop(0)
+            return self.replies.pop(0)
 
         async def raise_from_native_response(self, response: Any) -> None: ...
         async def close(self) -> None: ...
@@ -212,35 +212,35 @@ def make_client(vf: Any) -> Any:
 
 
 def stops(case: Case, vf: Any) -> Any:
-    """A rollout with stop conditions and cleanups of a description; who was asked, in order."""
-    asked: list[str] = []
+    """Run a rollout with the described stop conditions and cleanups; return the order of their calls."""
+    events: list[str] = []
 
-    def condition(one: Case) -> Any:
+    def stop_method(stop: Case) -> Any:
         async def check(self: Any, state: Any) -> bool:
-            asked.append(one["name"])
-            return len(state["trajectory"]) >= one["after"]
+            events.append(stop["name"])
+            return len(state["trajectory"]) >= stop["after"]
 
-        check.__name__ = one["name"]
-        return vf.stop(check) if one["priority"] is None else vf.stop(priority=one["priority"])(check)
+        check.__name__ = stop["name"]
+        return vf.stop(check) if stop["priority"] is None else vf.stop(priority=stop["priority"])(check)
 
-    def closing(one: Case) -> Any:
+    def cleanup_method(cleanup: Case) -> Any:
         async def close(self: Any, state: Any) -> None:
-            asked.append(f"close {one['name']} {len(state['completion'] or [])}")
+            events.append(f"close {cleanup['name']} {len(state['completion'] or [])}")
 
-        close.__name__ = one["name"]
-        return vf.cleanup(priority=one["priority"] or 0)(close)
+        close.__name__ = cleanup["name"]
+        return vf.cleanup(priority=cleanup["priority"] or 0)(close)
 
     async def env_response(self: Any, messages: Any, state: Any, **kwargs: Any) -> Any:
         turn = len(state["trajectory"])
-        asked.append(f"answer {turn}")
+        events.append(f"answer {turn}")
         if turn == case["final_after"]:
             state["final_env_response"] = [{"role": "user", "content": "over"}]
         if turn == case["fails_after"]:
             raise vf.ToolError("broken")
         return f"text {turn}" if case["text"] else [{"role": "user", "content": f"turn {turn}"}]
 
-    body = {stop["name"]: condition(stop) for stop in case["stops"]} | {"env_response": env_response}
-    body |= {cleanup["name"]: closing(cleanup) for cleanup in case["cleanups"]}
+    body = {stop["name"]: stop_method(stop) for stop in case["stops"]} | {"env_response": env_response}
+    body |= {cleanup["name"]: cleanup_method(cleanup) for cleanup in case["cleanups"]}
     env = type("Env", (vf.MultiTurnEnv,), body)(
         dataset=lambda: None, max_turns=case["max_turns"], rubric=vf.Rubric(), system_prompt=None
     )
@@ -251,7 +251,7 @@ def stops(case: Case, vf: Any) -> Any:
     error = type(state["error"]).__name__ if state["error"] is not None else None
     return {
         **{key: plain(state.get(key)) for key in keys},
-        "asked": asked,
+        "asked": events,
         "error": error,
         "usage": plain(env.get_state_usage(state)),
     }
@@ -272,21 +272,21 @@ def messages(case: Case, vf: Any) -> Any:
     from verifiers.utils.message_utils import normalize_messages
 
     try:
-        known = normalize_messages(case["messages"])
+        normalized = normalize_messages(case["messages"])
     except (ValueError, TypeError) as error:
         return {"refused": isinstance(error, (ValueError, TypeError))}
-    first = known[0] if known else None
+    first = normalized[0] if normalized else None
     return {
-        "plain": plain(known),
-        "full": [message.model_dump() for message in known],
-        "words": [str(message) for message in known] + [repr(known)],
+        "plain": plain(normalized),
+        "full": [message.model_dump() for message in normalized],
+        "words": [str(message) for message in normalized] + [repr(normalized)],
         "reads": None if first is None else [first["role"], first.role, first.get("nothing", 7), "content" in first],
-        "equal": [message == message.model_dump() for message in known],
+        "equal": [message == message.model_dump() for message in normalized],
     }
 
 
 def answers(case: Case, vf: Any) -> Any:
-    """What a chat completion of an endpoint's is read as."""
+    """Return the message and the usage that are read from a chat completion."""
     body = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", **case}
 
     async def read() -> Any:
@@ -308,8 +308,8 @@ def answers(case: Case, vf: Any) -> Any:
         except vf.Error as error:
             return {"refused": type(error).__name__}
 
-    said = asyncio.run(read())
-    return said if "refused" in said else {"message": plain(said.message), "usage": plain(said.usage)}
+    result = asyncio.run(read())
+    return result if "refused" in result else {"message": plain(result.message), "usage": plain(result.usage)}
 
 
 KINDS = {f.__name__: f for f in (parsers, texts, rubrics, prompts, stops, tools, messages, answers, groups)}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "coverage"
-"""The installed package coverage, and what is measured."""
+"""Folder of the installed package coverage and of its measurements."""
 CONFIG = f"""
 [run]
 branch = true

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 
-def row(text: str, answer: str = "", digest: str = "", changed: tuple[str, ...] = ()) -> dict[str, Any]:
+def dataset_row(text: str, answer: str = "", digest: str = "", changed: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return a row."""
     return {"text": text, "answer": answer, "digest": digest or f"{text}|{answer}", "changed": list(changed)}
 
 
-def numbered(first: int, count: int, template: str = "question {}", answer: str = "answer{}") -> list[dict[str, Any]]:
+def numbered_rows(
+    first: int, count: int, template: str = "question {}", answer: str = "answer{}"
+) -> list[dict[str, Any]]:
     """Return rows with consecutive numbers."""
-    return [row(template.format(n), answer.format(n)) for n in range(first, first + count)]
+    return [dataset_row(template.format(n), answer.format(n)) for n in range(first, first + count)]

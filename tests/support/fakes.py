@@ -1,4 +1,4 @@
-"""Small real things that several tests share: tiny models, conversations, trajectories."""
+"""Tiny models, tokenizers and rollouts that several test files share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPLIT = Regex(r"</?\w+>| ?\p{L}+| ?\p{N}|\s| ?[^\s\p{L}\p{N}]")
 
 
 def bpe_tokenizer(texts: list[str] = TEXTS, vocab_size: int = 320) -> Any:
-    """A byte-level BPE tokenizer with merges, like those of pretrained models, and with the chat template of new models."""
+    """Return a byte-level BPE tokenizer with merges, as pretrained models have, and with the chat template of new models."""
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(SPLIT, "isolated"), byte_level])
@@ -58,13 +58,13 @@ SLOW_ARCHITECTURES: dict[str, Any] = {
 
 
 def tiny_model(arch: str = "llama", seed: int = 0, kv_heads: int = 1, context: int = 1024) -> LoadedModel:
-    """Two layers of width 32 with random weights large enough to have opinions.
+    """Return a model of two layers of width 32; its random weights are large, so that its distributions are not uniform.
 
     Args:
         arch: "llama", "qwen3", "lfm2", or one of `SLOW_ARCHITECTURES`.
-        seed: of the weights.
-        kv_heads: of 4 attention heads.
-        context: positions.
+        seed: Seed of the weights.
+        kv_heads: Number of key-value heads; there are 4 attention heads.
+        context: Context length.
     """
     tokenizer = bpe_tokenizer()
     config_class, model_class = {**ARCHITECTURES, **SLOW_ARCHITECTURES}[arch]
@@ -96,7 +96,7 @@ def tiny_model(arch: str = "llama", seed: int = 0, kv_heads: int = 1, context: i
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         loaded = prepare(model_class(config), tokenizer)
-        with torch.no_grad():  # the end of a turn is likely now and then, so that answers have many lengths
+        with torch.no_grad():  # a higher weight of the end of a turn, so that responses have many lengths
             loaded.model.lm_head.weight[tokenizer.eos_token_id] *= 5
     return loaded
 
@@ -104,7 +104,7 @@ def tiny_model(arch: str = "llama", seed: int = 0, kv_heads: int = 1, context: i
 def generate_naively(
     loaded: LoadedModel, prompt: Sequence[int], seed: int, temperature: float = 1.0, max_tokens: int = 16
 ) -> Generation:
-    """What the engine must say: one prompt at a time, everything computed afresh for every token, no cache, no mask."""
+    """Generate as a reference for the engine: one prompt at a time, and a full forward pass per token without cache or mask."""
     ids: list[int] = []
     logprobs: list[float] = []
     while len(ids) < max_tokens and not (ids and ids[-1] in loaded.renderer.stop_ids):
@@ -116,10 +116,10 @@ def generate_naively(
     return Generation(ids, logprobs, "stop" if ids[-1] in loaded.renderer.stop_ids else "length", 0)
 
 
-def record_of(
+def make_rollout(
     turns: Sequence[StepTokens | None] = (), reward: float | None = 0.0, key: str = "a", index: int = 0, **fields: Any
 ) -> RolloutRecord:
-    """A finished rollout that said these turns; a failed one when `reward` is None."""
+    """Return a finished rollout with these turns, or a failed one if `reward` is None."""
     defaults: dict[str, Any] = {
         "example_key": key,
         "example_id": 0,
@@ -141,15 +141,15 @@ def record_of(
 def sample(
     logits: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor, position: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per row, from the model's distribution at a temperature and nothing else; what samplers are held against.
+    """Sample one token per row from the model's distribution at a temperature, as a reference for the samplers.
 
     Args:
         logits: [B, V].
-        temperature: [B]; 0 = greedy, whose log-probabilities are those at temperature 1.
+        temperature: [B]; 0 = greedy, with the log-probabilities at temperature 1.
         seeds, position: [B] int64.
 
     Returns:
-        ids [B] and their log-probabilities [B] under the distribution sampled from.
+        ids [B] and their log-probabilities [B] under the distribution that they were sampled from.
     """
     scores = apply_temperature(logits, temperature)
     probabilities = scores.softmax(-1)

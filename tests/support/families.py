@@ -1,4 +1,4 @@
-"""Tiny random models of every family the engine is tested with, and what naive recomputation says about its answers."""
+"""Tiny random models of the families that the engine is tested with, and a comparison with recomputation from scratch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FAST = {"llama", "smollm", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "lfm
 
 
 def family_model(family: str, seed: int = 0) -> LoadedModel:
-    """Two or three layers of width 32 with random weights, biases and norms."""
+    """Return a model of two or three layers of width 32 with random weights, biases and norms."""
     name, shape = FAMILIES[family]
     tokenizer = bpe_tokenizer()
     defaults: dict[str, Any] = {
@@ -64,7 +64,7 @@ def family_model(family: str, seed: int = 0) -> LoadedModel:
     return prepare(model, tokenizer)
 
 
-def assert_agrees(
+def assert_matches_recomputation(
     loaded: LoadedModel,
     prompt: Sequence[int],
     got: Generation,
@@ -72,19 +72,19 @@ def assert_agrees(
     temperature: float,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """Whether every token is the one that computing everything afresh gives, or a tie with it, and its log-probability too."""
+    """Assert that recomputation from scratch gives the same tokens (or ties with them) and the same log-probabilities."""
     with torch.inference_mode():
         ids = torch.tensor([[*prompt, *got.ids]])
         logits = loaded.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
     count = len(got.ids)
     seeds, positions = torch.full((count,), seed % (1 << 63)), torch.arange(count)
-    wanted, _ = sample(logits, torch.full((count,), temperature), seeds, positions)
+    expected, _ = sample(logits, torch.full((count,), temperature), seeds, positions)
     logprobs = (logits / (temperature or 1.0)).log_softmax(-1)
     chosen = logprobs.gather(1, torch.tensor(got.ids)[:, None])[:, 0]
     assert (chosen - torch.tensor(got.logprobs)).abs().max() <= tolerance
     draws = uniforms(seeds, positions)
     for i, token in enumerate(got.ids):
-        if token == wanted[i]:
+        if token == expected[i]:
             continue
         if temperature == 0:
             assert logprobs[i].max() - logprobs[i, token] <= tolerance

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that speaks POST /v1/chat/completions and misbehaves as told."""
+"""An HTTP server on loopback with POST /v1/chat/completions and configurable faults."""
 
 from __future__ import annotations
 
@@ -13,21 +13,26 @@ from aiohttp.test_utils import TestServer
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One HTTP answer, whatever the request was."""
+class HttpResponse:
+    """An HTTP response that does not depend on the request."""
 
     status: int = 200
     body: str | bytes | Mapping[str, Any] = ""
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Fault = str | Answer
-"""What happens to one request: an `Answer`, or the name of a behaviour.
+Fault = str | HttpResponse
+"""The reaction to one request: an `HttpResponse`, or one of these names.
 
-"ok": a chat completion. "hang": no answer while the server lives. "close": the connection drops before the answer.
-"cut": it drops in the middle of the answer. "garbage": 200 with a body that is not JSON. "empty": a completion without
-text. "aborted": a completion without text that the server did not finish. "context": 400, the prompt is too long.
-A number such as "429": that status, with an error in JSON.
+- "ok": a chat completion
+- "hang": no response while the server runs
+- "close": the connection is closed before the response
+- "cut": the connection is closed in the middle of the response
+- "garbage": status 200 with a body that is not JSON
+- "empty": a completion without text
+- "aborted": a completion without text that the server did not finish
+- "context": status 400, because the prompt is too long
+- a number such as "429": a response with this status and an error in JSON
 """
 
 CONTEXT_ERROR = {
@@ -40,7 +45,7 @@ CONTEXT_ERROR = {
 
 
 def completion(content: Any, finish_reason: str | None = "stop", **message: Any) -> dict[str, Any]:
-    """The JSON of a chat completion with one answer; 3 prompt tokens, 2 completion tokens."""
+    """Return the JSON of a chat completion with one choice, 3 prompt tokens and 2 completion tokens."""
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -56,25 +61,25 @@ def completion(content: Any, finish_reason: str | None = "stop", **message: Any)
 
 
 def last_text(body: dict[str, Any]) -> str:
-    """What the last message of a request says."""
+    """Return the text of the last message of a request."""
     return body["messages"][-1]["content"]
 
 
 class FaultEndpoint:
-    """`async with FaultEndpoint(faults) as server:` then talk to `server.base_url`.
+    """A chat completions server for tests: `async with FaultEndpoint(faults) as server:` and requests to `server.base_url`.
 
     Args:
-        faults: one fault for every request; or a list, taken in order of arrival, "ok" after its end; or a function of
-            the request's number (from 0) and its JSON body.
-        reply: the text of an "ok" answer to a request's JSON body; default: the last message, echoed.
-        together: hold requests back until so many are in flight, then let that many go on.
+        faults: One fault for every request; or a list in order of arrival, followed by "ok"; or a function of the
+            request's number (from 0) and its JSON body.
+        reply: Returns the text of an "ok" response to a request's JSON body; by default, the last message.
+        min_in_flight: Hold requests until this many are in flight, then respond to them.
     """
 
     def __init__(
         self,
         faults: Fault | Sequence[Fault] | Callable[[int, dict[str, Any]], Fault] = "ok",
         reply: Callable[[dict[str, Any]], str] = last_text,
-        together: int = 1,
+        min_in_flight: int = 1,
     ):
         self.faults = faults
         self.reply = reply
@@ -83,8 +88,8 @@ class FaultEndpoint:
         self.headers: list[Mapping[str, str]] = []
         self.in_flight = 0
         self.peak_in_flight = 0
-        self._gate = asyncio.Barrier(together)
-        self._news = asyncio.Condition()
+        self._barrier = asyncio.Barrier(min_in_flight)
+        self._request_arrived = asyncio.Condition()
         self._stopped = asyncio.Event()
         app = web.Application(client_max_size=2**26)
         app.router.add_post("/v1/chat/completions", self._handle)
@@ -95,14 +100,14 @@ class FaultEndpoint:
         return str(self._server.make_url("/v1"))
 
     @property
-    def requests(self) -> int:
-        """How many requests came in."""
+    def num_requests(self) -> int:
+        """The number of requests that have arrived."""
         return len(self.bodies)
 
-    async def arrived(self, count: int) -> None:
-        """Wait until so many requests came in."""
-        async with self._news:
-            await self._news.wait_for(lambda: self.requests >= count)
+    async def wait_for_requests(self, count: int) -> None:
+        """Wait until this many requests have arrived."""
+        async with self._request_arrived:
+            await self._request_arrived.wait_for(lambda: self.num_requests >= count)
 
     async def __aenter__(self) -> FaultEndpoint:
         await self._server.start_server()
@@ -114,28 +119,28 @@ class FaultEndpoint:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        number = self.requests
+        number = self.num_requests
         self.bodies.append(body)
         self.headers.append(request.headers.copy())
         self.in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
-        async with self._news:
-            self._news.notify_all()
+        async with self._request_arrived:
+            self._request_arrived.notify_all()
         try:
-            async with self._gate:
+            async with self._barrier:
                 await asyncio.sleep(0)
-            return await self._act(self._fault(number, body), request, body)
+            return await self._respond(self._fault(number, body), request, body)
         finally:
             self.in_flight -= 1
 
     def _fault(self, number: int, body: dict[str, Any]) -> Fault:
-        if isinstance(self.faults, (str, Answer)):
+        if isinstance(self.faults, (str, HttpResponse)):
             return self.faults
         if callable(self.faults):
             return self.faults(number, body)
         return self.faults[number] if number < len(self.faults) else "ok"
 
-    async def _act(self, fault: Fault, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    async def _respond(self, fault: Fault, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if fault == "hang":
             await self._stopped.wait()
         if fault in ("hang", "close"):
@@ -147,24 +152,24 @@ class FaultEndpoint:
             await response.write(b'{"choices": [')
             _drop(request)
             return response
-        answer = fault if isinstance(fault, Answer) else self._named(fault, body)
+        answer = fault if isinstance(fault, HttpResponse) else self._named_response(fault, body)
         text = answer.body if isinstance(answer.body, str | bytes) else json.dumps(answer.body)
         content = text if isinstance(text, bytes) else text.encode()
         return web.Response(status=answer.status, body=content, headers=answer.headers, content_type="application/json")
 
-    def _named(self, name: str, body: dict[str, Any]) -> Answer:
+    def _named_response(self, name: str, body: dict[str, Any]) -> HttpResponse:
         if name == "ok":
-            return Answer(body=completion(self.reply(body)))
+            return HttpResponse(body=completion(self.reply(body)))
         if name == "garbage":
-            return Answer(body="<html>Bad gateway</html>")
+            return HttpResponse(body="<html>Bad gateway</html>")
         if name == "empty":
-            return Answer(body=completion(None))
+            return HttpResponse(body=completion(None))
         if name == "aborted":
-            return Answer(body=completion(None, finish_reason="abort"))
+            return HttpResponse(body=completion(None, finish_reason="abort"))
         if name == "context":
-            return Answer(400, CONTEXT_ERROR)
+            return HttpResponse(400, CONTEXT_ERROR)
         if name.isdigit():
-            return Answer(int(name), {"error": {"message": f"told to answer {name}"}})
+            return HttpResponse(int(name), {"error": {"message": f"told to answer {name}"}})
         raise ValueError(f"no fault is called {name!r}; see the docstring of Fault")
 
 

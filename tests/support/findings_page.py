@@ -1,4 +1,4 @@
-"""docs/findings.md: the first lines of each section come from the registry of findings; what follows them is written by hand.
+"""Update docs/findings.md: the first lines of each section come from the registry of findings, the rest is written by hand.
 
 `python tests/support/findings_page.py` updates the page.
 """
@@ -24,7 +24,7 @@ def section(name: str, info: FindingInfo, details: str) -> str:
     )
 
 
-def updated(page: str) -> str:
+def update_page(page: str) -> str:
     """Return the page with the current texts of the registry."""
     return SECTION.sub(lambda match: section(match[1], registry()[match[1]], match[2]), page)
 
@@ -35,4 +35,4 @@ def ids(page: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(updated(PAGE.read_text("utf-8")), "utf-8")
+    PAGE.write_text(update_page(PAGE.read_text("utf-8")), "utf-8")

@@ -1,4 +1,4 @@
-"""Settings of tables as keyword arguments."""
+"""Nested settings as keyword arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rove.core.config import merge, nested
 
 
 def with_tables(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings in their tables: `loss__kl_penalty=1.0` is `{"loss": {"kl_penalty": 1.0}}`."""
+    """Return nested settings: `loss__kl_penalty=1.0` becomes `{"loss": {"kl_penalty": 1.0}}`."""
     values: dict[str, Any] = {}
     for name, value in fields.items():
         merge(values, nested(name.replace("__", "."), value))

@@ -1,4 +1,4 @@
-"""Hubs for tests: a data folder with owners and packages, a server to ask over a real socket, and a folder of plain files."""
+"""Hubs for tests: a data folder with owners and packages, a server on a real socket, and a folder of plain files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def load_environment(num_examples: int = 4, seed: int = 0):
         policies={{"oracle": lambda messages, state, rng: state["answer"]}},
     )
 """
-V0 = """
+V0_MODULE = """
 import verifiers as vf
 
 
@@ -54,22 +54,22 @@ T = TypeVar("T")
 
 
 def add(store: Store, owner: str = "acme", name: str = "my-sums", version: str = "1.0", **fields: Any) -> Manifest:
-    """Put a package on a hub, checked as an upload is; `fields` are more of its manifest's, but for `private`."""
+    """Add a package to a hub with the checks of an upload; `fields` are `private` and further fields of its manifest."""
     private = fields.pop("private", False)
     folder = store.folder.parent / "made" / owner / name / version
     manifest = put_package(folder, name, version, **fields)
     draft = store.new_draft()
     for part, content in parts_of(folder, manifest).items():
         (draft / part).write_bytes(content)
-    kept = [StoredFile(**file) for file in Session().check(str(draft), owner, name, version, [])]
-    store.add(owner, manifest, draft, kept)
+    stored = [StoredFile(**file) for file in Session().check(str(draft), owner, name, version, [])]
+    store.add(owner, manifest, draft, stored)
     if private:
         store.set_private(owner, manifest.name, True, Access(owner, (ADMIN,)))
     return manifest
 
 
-def fill(store: Store, keys: list[str] | None = None) -> None:
-    """Put on a hub: acme/my-sums, one version with a run and one yanked; zeta/chess; acme/secret, which is private."""
+def add_example_packages(store: Store, keys: list[str] | None = None) -> None:
+    """Add acme/my-sums (a version with a run and a yanked one), zeta/chess, and the private acme/secret to a hub."""
     store.add_owner("acme", keys)
     store.add_owner("zeta")
     for version in ("1.0", "1.1"):
@@ -82,19 +82,19 @@ def fill(store: Store, keys: list[str] | None = None) -> None:
 
 
 def parts_of(folder: Path, manifest: Manifest) -> dict[str, bytes]:
-    """The parts of an upload of a package in a folder."""
+    """Return the parts of an upload of the package in a folder."""
     files = {"manifest": "manifest.json", "readme": "README.md", "signature": "manifest.sig"}
     files |= {file.kind: file.filename for file in manifest.files}
     return {part: (folder / name).read_bytes() for part, name in files.items() if (folder / name).exists()}
 
 
-def package(folder: Path, name: str = "my-sums", version: str = "1.0", **fields: Any) -> dict[str, bytes]:
-    """The parts of an upload of a new package."""
+def package_parts(folder: Path, name: str = "my-sums", version: str = "1.0", **fields: Any) -> dict[str, bytes]:
+    """Write a new package and return the parts of its upload."""
     return parts_of(folder, put_package(folder, name, version, **fields))
 
 
-def listing(folder: Path) -> dict[str, str]:
-    """Every file and folder of a hub, with what is in it; of its tables what they say, as SQLite moves bytes around."""
+def hub_contents(folder: Path) -> dict[str, str]:
+    """Return the hash of every file of a hub and the rows of its tables; equal tables may have different bytes."""
     store = Store(folder)
     try:
         tables = [
@@ -111,8 +111,8 @@ def listing(folder: Path) -> dict[str, str]:
     return files | rows
 
 
-class Answer(NamedTuple):
-    """What a hub has answered."""
+class HubResponse(NamedTuple):
+    """A response of a hub."""
 
     status: int
     headers: CIMultiDictProxy[str]
@@ -120,29 +120,29 @@ class Answer(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The body, as text."""
+        """The body as text."""
         return self.body.decode()
 
     @property
     def error(self) -> str:
-        """Why it was refused."""
+        """The error message in the body."""
         return msgspec.json.decode(self.body)["error"]
 
 
-class Asking:
+class HubClient:
     """A client of a hub.
 
     Args:
-        url: of the hub.
-        session: to ask with.
-        tokens: by name.
+        url: Base URL of the hub.
+        session: HTTP session.
+        tokens: Tokens by name.
     """
 
     def __init__(self, url: str, session: ClientSession, tokens: Mapping[str, str]):
         self.url, self.session, self.tokens = url, session, tokens
 
-    async def ask(self, method: str, path: str | URL, token: str | None = None, **options: Any) -> Answer:
-        """A request, with a token of `tokens` or any other; its answer has been read."""
+    async def request(self, method: str, path: str | URL, token: str | None = None, **options: Any) -> HubResponse:
+        """Send a request and read its response; `token` is a name in `tokens` or a token."""
         headers = {**options.pop("headers", {})}
         if token is not None:
             headers["Authorization"] = f"Bearer {self.tokens.get(token, token)}"
@@ -153,35 +153,35 @@ class Asking:
             allow_redirects=False,
             **options,
         ) as answer:
-            return Answer(answer.status, answer.headers, await answer.read())
+            return HubResponse(answer.status, answer.headers, await answer.read())
 
     async def get(self, path: str, token: str | None = None, **options: Any) -> Any:
-        """JSON that must be there."""
-        answer = await self.ask("GET", path, token, **options)
+        """Return the JSON at a path; fail unless the status is 200."""
+        answer = await self.request("GET", path, token, **options)
         assert answer.status == 200, answer.text
         return msgspec.json.decode(answer.body)
 
-    async def upload(self, place: str, parts: Mapping[str, bytes], token: str | None = "acme") -> Answer:
+    async def upload(self, path: str, parts: Mapping[str, bytes], token: str | None = "acme") -> HubResponse:
         """Upload parts to OWNER/NAME/VERSION."""
-        return await self.ask("PUT", f"/api/environments/{place}", token, data=form(parts))
+        return await self.request("PUT", f"/api/environments/{path}", token, data=form(parts))
 
 
-class InThread:
-    """A hub at work in a thread of its own, for tests that wait for sockets themselves; arguments are those of `hub`."""
+class HubThread:
+    """A running hub in a separate thread, for tests that use blocking sockets; arguments are those of `running_hub`."""
 
     def __init__(self, folder: Path, **options: Any):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self._hub = hub(folder, **options)
-        self.asking = self.run(self._hub.__aenter__())
+        self._hub = running_hub(folder, **options)
+        self.client = self.run(self._hub.__aenter__())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What a coroutine returns, in the thread of the hub."""
+        """Run a coroutine in the thread of the hub and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     def close(self) -> None:
-        """End it."""
+        """Stop the hub and its thread."""
         try:
             self.run(self._hub.__aexit__(None, None, None))
         finally:
@@ -191,16 +191,18 @@ class InThread:
 
 
 def form(parts: Mapping[str, bytes]) -> FormData:
-    """A body of multipart/form-data."""
-    made = FormData()
+    """Return a body of multipart/form-data."""
+    data = FormData()
     for part, content in parts.items():
-        made.add_field(part, content, filename=part, content_type="application/octet-stream")
-    return made
+        data.add_field(part, content, filename=part, content_type="application/octet-stream")
+    return data
 
 
 @asynccontextmanager
-async def hub(folder: Path, owners: tuple[str, ...] = ("acme", "zeta"), **options: Any) -> AsyncIterator[Asking]:
-    """A hub at work with owners, each of which has a token of its name, and one to do everything: "acme-admin"."""
+async def running_hub(
+    folder: Path, owners: tuple[str, ...] = ("acme", "zeta"), **options: Any
+) -> AsyncIterator[HubClient]:
+    """Run a hub; yield a client that has a token per owner ("acme") and one with all rights ("acme-admin")."""
     store = Store(folder)
     try:
         store.recover()
@@ -209,16 +211,16 @@ async def hub(folder: Path, owners: tuple[str, ...] = ("acme", "zeta"), **option
             store.add_owner(owner)
             tokens[owner] = make_token(store.database, owner)
             tokens[f"{owner}-admin"] = make_token(store.database, owner, ["admin"])
-        alone = TCPConnector(force_close=True)  # one that is used again may be closed at that moment, for being idle
-        async with serving(make_app(store, "test", **options)) as url, ClientSession(connector=alone) as session:
-            yield Asking(url, session, tokens)
+        connector = TCPConnector(force_close=True)  # the server may close an idle connection just when it is reused
+        async with serving(make_app(store, "test", **options)) as url, ClientSession(connector=connector) as session:
+            yield HubClient(url, session, tokens)
     finally:
         store.close()
 
 
-def code(what: str = "Double", factor: int = 2, weight: float = 1.0, imports: str = "") -> bytes:
-    """A module that works: its oracle gets `weight`."""
-    return DOUBLING.format(what=what, factor=factor, weight=weight, imports=imports).encode()
+def code(verb: str = "Double", factor: int = 2, weight: float = 1.0, imports: str = "") -> bytes:
+    """Return the source of a working module, in which the policy "oracle" gets the reward `weight`."""
+    return DOUBLING.format(what=verb, factor=factor, weight=weight, imports=imports).encode()
 
 
 def publish(
@@ -231,21 +233,21 @@ def publish(
     dependencies: tuple[str, ...] = (),
     **fields: Any,
 ) -> Path:
-    """Put a version that works into a hub's folder, as `rove hub export` lays it out; returns where its files are."""
+    """Add a working version to a hub's folder in the layout of `rove hub export`; return the version's folder."""
     folder = hub / owner / name / version
     modules = {f"{module_name or name.replace('-', '_')}.py": code() if module is None else module}
     fields = {"description": f"{name} of {owner}", **fields}
     put_package(folder, name, version, modules=modules, dependencies=dependencies, is_with_source=False, **fields)
     (folder / "README.md").unlink()
-    list_again(hub)
+    rewrite_indexes(hub)
     return folder
 
 
-def list_again(hub: Path, **said: dict[str, Any]) -> None:
-    """Write the indexes of a hub's folder, from what lies in it.
+def rewrite_indexes(hub: Path, **index_fields: dict[str, Any]) -> None:
+    """Write the indexes of a hub's folder from its packages.
 
     Args:
-        said: more about an environment, by "OWNER/NAME": fields of its index.
+        index_fields: Further fields of an environment's index, by "OWNER/NAME".
     """
     listed = []
     for environment in sorted(folder for folder in hub.glob("*/*") if folder.is_dir()):
@@ -262,19 +264,19 @@ def list_again(hub: Path, **said: dict[str, Any]) -> None:
                 {"version": folder.name, "uploaded": uploaded, "yanked": None, "manifest": sha256, "files": files}
             )
         index = {"schema": 1, "owner": owner, "name": name, "versions": versions, "keys": []}
-        (environment / "index.json").write_bytes(msgspec.json.encode(index | said.get(f"{owner}/{name}", {})))
+        (environment / "index.json").write_bytes(msgspec.json.encode(index | index_fields.get(f"{owner}/{name}", {})))
         last = json.loads(content)
-        kept = {key: last[key] for key in ("description", "tags", "compatibility", "licence")}
+        summary = {key: last[key] for key in ("description", "tags", "compatibility", "licence")}
         listed.append(
-            {"owner": owner, "name": name, "version": last["version"], "downloads": 0, "updated": uploaded} | kept
+            {"owner": owner, "name": name, "version": last["version"], "downloads": 0, "updated": uploaded} | summary
         )
     (hub / "index.json").write_bytes(
         msgspec.json.encode({"schema": 1, "hub": "test", "environments": listed, "search": None})
     )
 
 
-def tampered(file: Path, old: bytes, new: bytes) -> None:
-    """Change what a hub has."""
+def tamper(file: Path, old: bytes, new: bytes) -> None:
+    """Replace bytes in a file of a hub by others of the same length."""
     content = file.read_bytes()
     assert old in content and len(old) == len(new)
     file.write_bytes(content.replace(old, new))

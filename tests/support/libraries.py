@@ -1,4 +1,4 @@
-"""Libraries that a test needs and this environment may not have."""
+"""Test helpers for optional libraries."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import pytest
 from rove.workers import Workers
 
 
-def needs_library(module: str, install: str) -> pytest.MarkDecorator:
-    """Skips tests of an integration where its library is not installed."""
+def requires_library(module: str, install: str) -> pytest.MarkDecorator:
+    """Skip the tests of an integration if its library is not installed."""
     missing = importlib.util.find_spec(module) is None
     return pytest.mark.skipif(missing, reason=f"{module} is not installed: pip install '{install}'")
 
 
-class Lasting:
-    """Put before an environment's class: all of a module's tests share one host process, since starting one takes seconds.
+class SharedHostMixin:
+    """A mixin for environments whose worker processes take seconds to start: all tests of a module share one fork server.
 
-    With the fixture `shared_host`, which ends it.
+    The fixture `shared_host` ends the shared process.
     """
 
     shared: ClassVar[Workers | None] = None
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.workers = Lasting.shared = Lasting.shared or self.workers
+        self.workers = SharedHostMixin.shared = SharedHostMixin.shared or self.workers
 
-    async def end_workers(self) -> None:  # not marked: a run leaves it alone
-        """Nothing."""
+    async def end_workers(self) -> None:  # overrides a teardown hook; without the decorator it is none
+        """Do nothing."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def shared_host() -> Iterator[None]:
-    """Imported by a module whose tests have environments that are `Lasting`."""
+    """End the shared process after a module's tests; for modules that use `SharedHostMixin`."""
     yield
-    if Lasting.shared is not None:
-        Lasting.shared.close()
-        Lasting.shared = None
+    if SharedHostMixin.shared is not None:
+        SharedHostMixin.shared.close()
+        SharedHostMixin.shared = None

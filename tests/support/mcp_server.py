@@ -1,4 +1,7 @@
-"""A real MCP server, written with whichever major of the SDK is there: `python mcp_server.py [stdio | http PORT]`."""
+"""An MCP server for either major version of the SDK: `python mcp_server.py [stdio | http PORT | stubborn | mute]`.
+
+tests/compat_recorded contains the docstrings of the tools, which are their descriptions.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,18 @@ from typing import Any
 import mcp
 from mcp import types
 
-SECOND = hasattr(mcp, "Client")
+IS_SDK_2 = hasattr(mcp, "Client")
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
-def image() -> Any:
-    """An image as the SDK says it."""
-    return types.ImageContent(type="image", data=PIXEL, **{"mime_type" if SECOND else "mimeType": "image/png"})
+def pixel_image() -> Any:
+    """Return an image as content of the SDK."""
+    return types.ImageContent(type="image", data=PIXEL, **{"mime_type" if IS_SDK_2 else "mimeType": "image/png"})
 
 
 def make_server(name: str = "test") -> Any:  # noqa: C901  one tool after the other
-    """A server with tools that answer, fail, wait, count and end."""
-    if SECOND:
+    """Return a server with tools that respond, fail, wait, count calls and end the server."""
+    if IS_SDK_2:
         from mcp.server import MCPServer as Server
         from mcp.server.mcpserver.exceptions import ToolError
     else:
@@ -56,7 +59,7 @@ def make_server(name: str = "test") -> Any:  # noqa: C901  one tool after the ot
     @server.tool()
     async def show() -> list[Any]:
         """Show a pixel."""
-        return [types.TextContent(type="text", text="a pixel"), image()]
+        return [types.TextContent(type="text", text="a pixel"), pixel_image()]
 
     @server.tool()
     async def long(chars: int) -> str:
@@ -85,14 +88,14 @@ def make_server(name: str = "test") -> Any:  # noqa: C901  one tool after the ot
 
 
 def main() -> None:
-    """Run it."""
-    way, *rest = sys.argv[1:]
-    if way == "http":
+    """Run the server."""
+    mode, *arguments = sys.argv[1:]
+    if mode == "http":
         import uvicorn
 
         app = make_server().streamable_http_app()
-        uvicorn.run(app, host="127.0.0.1", port=int(rest[0]), log_level="error")
-    elif way == "stubborn":  # neither a closed stdin nor a request to end moves it
+        uvicorn.run(app, host="127.0.0.1", port=int(arguments[0]), log_level="error")
+    elif mode == "stubborn":  # ignores a closed stdin and SIGTERM
         import signal
 
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -101,7 +104,7 @@ def main() -> None:
         finally:
             while True:
                 signal.pause()
-    elif way == "mute":
+    elif mode == "mute":
         print("waiting for a database", file=sys.stderr, flush=True)
         sys.stdin.read()
     else:

@@ -87,8 +87,8 @@ def _mark(cell: Mapping[str, str]) -> str:
 
 def with_table(page: str, table: str) -> str:
     """Return the page with another table between its markers."""
-    start, rest = page.split(BEGIN)
-    return start + BEGIN + table + END + rest.split(END)[1]
+    start, remainder = page.split(BEGIN)
+    return start + BEGIN + table + END + remainder.split(END)[1]
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ TREE = FOLDER / "tree"
 MAX_TESTS_S = 15.0
 """A mutant runs the first tests that together took at most this many seconds."""
 TIMEOUT_S = 60.0
-"""What a mutant's tests may take, besides three times what they took without a change."""
+"""Time limit of a mutant's tests, in addition to three times their time without a change."""
 PYTEST = ["-q", "-m", "not slow", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
 ARITHMETIC = "Add|Sub|Mul|Div|FloorDiv|Mod|Pow"
 BITWISE = "BitOr|BitAnd|BitXor|RShift|LShift"
@@ -106,7 +106,7 @@ class Mutant(NamedTuple):
 
 
 class LineTable(NamedTuple):
-    """What one run of the tests without a change showed."""
+    """The times and the lines of the tests in a run without a change."""
 
     seconds: dict[str, float]
     """By test function."""
@@ -118,7 +118,7 @@ class LineTable(NamedTuple):
 
 
 class LineRecorder:
-    """Names the running test to coverage.py, and writes down how long each test took."""
+    """Reports the running test to coverage.py, and records the time of each test."""
 
     def __init__(self, coverage: Any, out: Path) -> None:
         self.coverage = coverage
@@ -136,7 +136,7 @@ class LineRecorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[None]:
-        """What a shared fixture runs counts for every test of the file, whichever came first."""
+        """Attribute the lines that a shared fixture runs to every test of the file, not only to the first one."""
         if fixturedef.scope == "function":
             return (yield)
         test = _function_of(request._pyfuncitem.nodeid)
@@ -198,9 +198,9 @@ def digest_of(*folders: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def environment(*more: Path) -> dict[str, str]:
+def environment(*extra_paths: Path) -> dict[str, str]:
     """Return the environment variables of a run of the tests in the copy."""
-    paths = [TREE, TREE / "tests" / "support", *more]
+    paths = [TREE, TREE / "tests" / "support", *extra_paths]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONDONTWRITEBYTECODE": ""}
 
 
@@ -230,8 +230,8 @@ def record_lines(folder: str) -> LineTable:
     return LineTable(json.loads(seconds.read_text()), lines)
 
 
-def merged(tables: Sequence[LineTable]) -> LineTable:
-    """Return what several folders of tests showed."""
+def merge_tables(tables: Sequence[LineTable]) -> LineTable:
+    """Merge the tables of several folders of tests."""
     seconds: dict[str, float] = {}
     lines: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for table in tables:
@@ -251,18 +251,18 @@ def sample(area: str, modules: Sequence[str], count: int, seed: int) -> list[Mut
     from cosmic_ray.plugins import get_operator
 
     sources = {module: (TREE / module).read_text() for module in modules}
-    places: dict[tuple[str, tuple[int, int]], list[Mutant]] = defaultdict(list)
+    mutants_by_location: dict[tuple[str, tuple[int, int]], list[Mutant]] = defaultdict(list)
     for module, source in sources.items():
         for mutant in _all_mutants(area, module, source):
-            places[module, mutant.start].append(mutant)
+            mutants_by_location[module, mutant.start].append(mutant)
     draw = random.Random(f"{seed} {area}")
-    order = sorted(places)
+    order = sorted(mutants_by_location)
     draw.shuffle(order)
     chosen: list[Mutant] = []
-    for place in order:
-        mutant = draw.choice(places[place])
+    for location in order:
+        mutant = draw.choice(mutants_by_location[location])
         source = sources[mutant.module]
-        if changes(source, mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence)):
+        if is_real_change(source, mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence)):
             chosen.append(mutant)
         if len(chosen) == count:
             break
@@ -301,7 +301,7 @@ def statement_lines(statements: Sequence[ast.stmt], line: int) -> range:
 
 
 class _WithoutAnnotations(ast.NodeTransformer):
-    """Pyright checks annotations, and no code runs them."""
+    """Removes annotations, which pyright checks and no code runs."""
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         self.generic_visit(node)
@@ -318,12 +318,12 @@ class _WithoutAnnotations(ast.NodeTransformer):
         return node
 
 
-def changes(before: str, after: str | None) -> bool:
-    """Whether a mutant is valid code that differs in more than annotations."""
-    if after is None:
+def is_real_change(original: str, mutated: str | None) -> bool:
+    """Return whether a mutant is valid code that differs in more than annotations."""
+    if mutated is None:
         return False
     try:
-        trees = [_WithoutAnnotations().visit(ast.parse(source)) for source in (before, after)]
+        trees = [_WithoutAnnotations().visit(ast.parse(source)) for source in (original, mutated)]
     except SyntaxError:
         return False
     return ast.dump(trees[0]) != ast.dump(trees[1])
@@ -405,7 +405,7 @@ def report(results: Sequence[dict[str, Any]]) -> str:
 
 
 def failing_killers(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the tests that killed mutants and fail without a change too: they prove nothing."""
+    """Return the tests that killed mutants but also fail without a change, so that their results prove nothing."""
     killers = sorted({result["killer"] for result in results if result["killer"] and "::" in result["killer"]})
     command = [sys.executable, "-m", "pytest", *PYTEST, *killers]
     output = subprocess.run(command, cwd=TREE, env=environment(), capture_output=True, text=True, check=False).stdout
@@ -436,7 +436,7 @@ def main(arguments: Sequence[str]) -> int:
         modules = [f"rove/{name}.py" for name in names if not options.modules or f"rove/{name}.py" in options.modules]
         if not modules:
             continue
-        table = merged([record_lines(f"tests/{folder}") for folder in folders])
+        table = merge_tables([record_lines(f"tests/{folder}") for folder in folders])
         for mutant in sample(area, modules, options.mutants, options.seed):
             result = results_by_key.get(mutant.key)
             if result is None or (result["outcome"] == "survived" and result["digest"] != digest):

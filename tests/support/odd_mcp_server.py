@@ -1,4 +1,4 @@
-"""An MCP server over stdio without the SDK, whose list of tools has the oddity that the first argument names."""
+"""An MCP server over stdio without the SDK; the first argument names an oddity of its list of tools."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def result_of(oddity: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer requests until stdin ends."""
+    """Respond to requests until stdin ends."""
     oddity = sys.argv[1]
     for line in sys.stdin:
         request = json.loads(line)

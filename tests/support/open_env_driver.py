@@ -1,4 +1,4 @@
-"""Runs episodes with OpenEnv's own client; started by `test_open_env_consumers.py` with the Python of a virtual environment.
+"""Run episodes with OpenEnv's client; `test_open_env_consumers.py` starts this file with the Python of a virtual environment.
 
 The job on stdin is a list of episodes: the URL of a server, the arguments of `reset`, and the actions. The results on stdout, a
 JSON list, are the observations, the reward, and the state of each episode.
@@ -37,7 +37,7 @@ async def run_episode(gate: asyncio.Semaphore, episode: dict[str, Any]) -> dict[
 
 
 async def run_episodes(episodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Run all episodes, some at a time."""
+    """Run all episodes with limited concurrency."""
     gate = asyncio.Semaphore(CONCURRENT)
     return list(await asyncio.gather(*(run_episode(gate, episode) for episode in episodes)))
 

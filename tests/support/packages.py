@@ -1,4 +1,4 @@
-"""Packages for tests of the hub: a right one, and every way to spoil it."""
+"""Packages for tests of the hub: valid ones, and helpers that make invalid ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def wheel_files(
     extra: str = "",
     readme: str = README,
 ) -> dict[str, bytes]:
-    """The files of a wheel but RECORD."""
+    """Return the files of a wheel without RECORD."""
     info = f"{name.replace('-', '_')}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.3\nName: {name}\nVersion: {version}\nSummary: Sums\nRequires-Python: >=3.11\n"
     metadata += f"Requires-Dist: rove>=0.1\n{extra}Description-Content-Type: text/markdown\n\n{readme}"
@@ -38,14 +38,14 @@ def wheel_files(
 
 
 def with_record(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The same with a RECORD that is right."""
+    """Return the files with a correct RECORD."""
     info = next(path.split("/")[0] for path in files if ".dist-info/" in path)
     lines = [f"{path},{record_hash(hashlib.sha256(data).hexdigest())},{len(data)}\n" for path, data in files.items()]
     return {**files, f"{info}/RECORD": ("".join(lines) + f"{info}/RECORD,,\n").encode()}
 
 
-def zipped(files: Mapping[str, bytes], modes: Mapping[str, int] | None = None) -> bytes:
-    """A zip of files; `modes` are the kinds and rights of those that are not plain."""
+def make_zip(files: Mapping[str, bytes], modes: Mapping[str, int] | None = None) -> bytes:
+    """Return a zip of files; `modes` are the types and permissions of entries that are not plain files."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, data in files.items():
@@ -59,13 +59,13 @@ def zipped(files: Mapping[str, bytes], modes: Mapping[str, int] | None = None) -
 def put_wheel(
     folder: Path, files: Mapping[str, bytes] | None = None, name: str = "my_sums-1.0-py3-none-any.whl"
 ) -> Path:
-    """A wheel in a folder."""
-    (folder / name).write_bytes(zipped(files or with_record(wheel_files())))
+    """Write a wheel into a folder and return its path."""
+    (folder / name).write_bytes(make_zip(files or with_record(wheel_files())))
     return folder / name
 
 
 def source_files(name: str = "my-sums", version: str = "1.0") -> dict[str, bytes]:
-    """The files of a source archive."""
+    """Return the files of a source archive."""
     folder = f"{name.replace('-', '_')}-{version}"
     return {
         f"{folder}/PKG-INFO": f"Metadata-Version: 2.3\nName: {name}\nVersion: {version}\n".encode(),
@@ -74,10 +74,10 @@ def source_files(name: str = "my-sums", version: str = "1.0") -> dict[str, bytes
     }
 
 
-def tarred(
+def make_tar(
     files: Mapping[str, bytes], kinds: Mapping[str, bytes] | None = None, form: int = tarfile.USTAR_FORMAT
 ) -> bytes:
-    """A gzipped tar; `kinds` are the types of entries that are not plain files."""
+    """Return a gzipped tar; `kinds` are the types of entries that are not plain files."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w", format=form) as archive:
         for path, data in files.items():
@@ -92,13 +92,13 @@ def tarred(
 
 
 def put_source(folder: Path, content: bytes | None = None, name: str = "my_sums-1.0.tar.gz") -> Path:
-    """A source archive in a folder."""
-    (folder / name).write_bytes(content or tarred(source_files()))
+    """Write a source archive into a folder and return its path."""
+    (folder / name).write_bytes(content or make_tar(source_files()))
     return folder / name
 
 
-def described(file: Path, kind: Any = "wheel") -> File:
-    """A file as a manifest names it."""
+def file_entry(file: Path, kind: Any = "wheel") -> File:
+    """Return the manifest's entry for a file."""
     content = file.read_bytes()
     return File(filename=file.name, kind=kind, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
 
@@ -107,24 +107,24 @@ def put_package(
     folder: Path,
     name: str = "my-sums",
     version: str = "1.0",
-    more: Mapping[str, bytes] | None = None,
+    extra_files: Mapping[str, bytes] | None = None,
     readme: str = README,
     modules: Mapping[str, bytes] | None = None,
     dependencies: Iterable[str] = (),
     is_with_source: bool = True,
     **fields: Any,
 ) -> Manifest:
-    """A whole package in a folder: wheel (with `more` files), source archive and manifest.json; `fields` are the manifest's."""
+    """Write a package: wheel (with `extra_files`), source archive and manifest.json; `fields` are fields of the manifest."""
     folder.mkdir(parents=True, exist_ok=True)
     extra = "".join(f"Requires-Dist: {dependency}\n" for dependency in dependencies)
-    files = {**wheel_files(name, version, modules, extra, readme), **(more or {})}
+    files = {**wheel_files(name, version, modules, extra, readme), **(extra_files or {})}
     wheel = put_wheel(folder, with_record(files), filename(name, version, "wheel"))
-    entries = [described(wheel)]
+    entries = [file_entry(wheel)]
     if is_with_source:
-        source = put_source(folder, tarred(source_files(name, version)), filename(name, version, "source"))
-        entries.append(described(source, "source"))
+        source = put_source(folder, make_tar(source_files(name, version)), filename(name, version, "source"))
+        entries.append(file_entry(source, "source"))
     checked = check_wheel(wheel)
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "name": name,
         "version": version,
         "module": checked.module,
@@ -134,13 +134,13 @@ def put_package(
         "content": checked.content,
         "files": entries,
     }
-    manifest = Manifest(**{**known, **fields})
+    manifest = Manifest(**{**defaults, **fields})
     (folder / "manifest.json").write_bytes(manifest_bytes(manifest))
     (folder / "README.md").write_text(checked.readme, encoding="utf-8")
     return manifest
 
 
-def renamed_in_index(archive: bytes, old: str, new: str) -> bytes:
-    """A zip whose index calls a file otherwise than what stands before its content does; both names are of one length."""
-    place = struct.unpack("<L", archive[-6:-2])[0]
-    return archive[:place] + archive[place:].replace(old.encode(), new.encode())
+def rename_in_zip_index(archive: bytes, old: str, new: str) -> bytes:
+    """Return a zip whose index has another name for a file than the header before its content; both have the same length."""
+    offset = struct.unpack("<L", archive[-6:-2])[0]
+    return archive[:offset] + archive[offset:].replace(old.encode(), new.encode())

@@ -3,16 +3,16 @@
 Blocks of a page, by the first word after the language:
 
 - ```` ```bash ````: commands, run in one shell that stops at the first failure.
-- ```` ```bash server ````: one command that keeps running, such as `rove serve`; the page goes on once its port answers.
+- ```` ```bash server ````: one command that keeps running, such as `rove serve`; the next block runs once its port responds.
 - ```` ```bash no-run ````: not run: needs a network, a key or a GPU.
-- ```` ```text ````: what the last command block or script printed. A line "…" stands for any lines.
-- ```` ```text varies ````: a real output that differs by machine or run; not compared.
+- ```` ```text ````: the output of the last command block or script. A line "…" stands for any lines.
+- ```` ```text varies ````: an output that differs by machine or run; not compared.
 - ```` ```python ```` or `toml` that starts with a comment such as `# environments/capitals.py`: a file to write.
 - ```` ```python no-run ````: code for another library; not run.
 - ```` ```python ```` that starts with `# environments/roman/roman.py: replace correct`: a new version of one function of
   that file.
 - ```` ```python ```` with `>>>`: a doctest; all doctests of a page share their names.
-- ```` ```python ```` otherwise: a script, run in a process of its own.
+- ```` ```python ```` otherwise: a script, run in a separate process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SERVER_START_S = 60
 
 @dataclass
 class Page:
-    """A page, and what the test does in a smaller way than its text.
+    """A page, and the replacements that make its commands faster in the test.
 
     Args:
         path: Path of the page in the repository.
@@ -58,13 +58,13 @@ class Page:
 
 def blocks(text: str) -> list[tuple[str, str, str]]:
     """Return the fenced blocks of a page as (language, rest of the first line, content)."""
-    return [(language, rest.strip(), content) for language, rest, content in BLOCK.findall(text)]
+    return [(language, directive.strip(), content) for language, directive, content in BLOCK.findall(text)]
 
 
-def matches(shown: str, printed: str) -> bool:
+def matches(expected: str, printed: str) -> bool:
     """Return whether every shown line was printed, in this order and without others between them except at "…"."""
     pattern, gap = "", True
-    for line in shown.strip("\n").splitlines():
+    for line in expected.strip("\n").splitlines():
         if line.strip() == "…":
             gap = True
             continue
@@ -92,27 +92,27 @@ def run_page(page: Page, folder: Path, **env: str) -> None:
         **env,
     }
     for path in page.needs:
-        for language, rest, content in blocks(Page(path).text):
-            _write_file(language, rest, content, folder)
+        for language, directive, content in blocks(Page(path).text):
+            _write_file(language, directive, content, folder)
     printed = ""
     with _servers() as servers, _free_ports(page.text) as ports:
-        for language, rest, content in blocks(page.text):
+        for language, directive, content in blocks(page.text):
             for old, new in {**page.smaller, **ports}.items():
                 if language in ("bash", "toml", "python") or old in ports:
                     content = content.replace(old, new)
-            if _write_file(language, rest, content, folder):
+            if _write_file(language, directive, content, folder):
                 continue
-            if language == "bash" and rest == "server":
+            if language == "bash" and directive == "server":
                 servers.append(_serve(content, folder, environment))
-            elif language == "text" and rest == "":
+            elif language == "text" and directive == "":
                 assert matches(content, printed), f"{page.path} shows\n{content}\nbut this was printed:\n{printed}"
-            elif command := _command(language, rest, content, folder):
+            elif command := _command(language, directive, content, folder):
                 printed = _run(command, folder, environment, page)
 
 
-def _command(language: str, rest: str, content: str, folder: Path) -> list[str] | None:
+def _command(language: str, directive: str, content: str, folder: Path) -> list[str] | None:
     """Return the command that runs a block, or None for a block that is not run."""
-    if language == "python" and rest == "no-run":
+    if language == "python" and directive == "no-run":
         return None
     if language == "python" and content.startswith(">>>"):
         with (folder / "doctests.txt").open("a", encoding="utf-8") as file:
@@ -120,21 +120,21 @@ def _command(language: str, rest: str, content: str, folder: Path) -> list[str] 
         return [sys.executable, "-m", "doctest", "doctests.txt"]
     if language == "python":
         return [sys.executable, "-c", content]
-    return ["bash", "-ec", content] if language == "bash" and rest == "" else None
+    return ["bash", "-ec", content] if language == "bash" and directive == "" else None
 
 
-def _write_file(language: str, rest: str, content: str, folder: Path) -> bool:
+def _write_file(language: str, directive: str, content: str, folder: Path) -> bool:
     """Write the block to the file that its first line names; return False if it names none."""
-    name = FILE_NAME.match(content) if language in ("python", "toml") and rest == "" else None
+    name = FILE_NAME.match(content) if language in ("python", "toml") and directive == "" else None
     if name is None:
         return False
     file = folder / name[1]
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(replaced(file, name[2], content) if name[2] else content, encoding="utf-8")
+    file.write_text(replace_function(file, name[2], content) if name[2] else content, encoding="utf-8")
     return True
 
 
-def replaced(file: Path, function: str, block: str) -> str:
+def replace_function(file: Path, function: str, block: str) -> str:
     """Return the text of a file with another version of one of its functions."""
     text = file.read_text(encoding="utf-8")
     [old] = re.findall(rf"^def {function}\(.*?(?=\n\n\n|\Z)", text, flags=re.MULTILINE | re.DOTALL)
@@ -194,5 +194,5 @@ def _free_ports(text: str) -> Iterator[dict[str, str]]:
     named = sorted(set(re.findall(r"(?:localhost:|127\.0\.0\.1:|--port )(\d{4})\b", text)))
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in named]
-        free = {port: str(one.getsockname()[1]) for port, one in zip(named, sockets, strict=True)}
+        free = {port: str(listener.getsockname()[1]) for port, listener in zip(named, sockets, strict=True)}
     yield free

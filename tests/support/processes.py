@@ -1,4 +1,4 @@
-"""Starting several processes with torchrun, and comparing what they come to with what one does."""
+"""Run training in several processes with torchrun or in this process, and compare the results."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
-def start(size: int, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command in so many processes; a port of their own, so that tests may run side by side."""
+def start_torchrun(size: int, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in `size` processes; each call uses another port, so that tests can run in parallel."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
-    asked = [*TORCHRUN, "--nproc-per-node", str(size), "--master-port", str(port), *command]
-    return subprocess.run(asked, capture_output=True, text=True, timeout=570, env=env, check=False)
+    arguments = [*TORCHRUN, "--nproc-per-node", str(size), "--master-port", str(port), *command]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=570, env=env, check=False)
 
 
-def several(size: int, job: Job) -> dict[str, Any]:
+def run_with_torchrun(size: int, job: Job) -> dict[str, Any]:
     file = Path(f"{job.out}.json")
     file.write_bytes(msgspec.json.encode(job))
     if job.save is not None:
         Path(job.save).mkdir()
-    done = start(size, str(HERE / "ranks_program.py"), str(file))
+    done = start_torchrun(size, str(HERE / "ranks_program.py"), str(file))
     assert done.returncode == 0, done.stderr
     return torch.load(job.out)
 
 
-def alone(job: Job) -> dict[str, Any]:
+def run_in_process(job: Job) -> dict[str, Any]:
     if job.save is not None:
         Path(job.save).mkdir()
     run(job)
     return torch.load(job.out)
 
 
-def difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    """Relative L2 norm."""
+def relative_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Return the L2 norm of the difference relative to that of `b`."""
     assert a.keys() == b.keys()
-    one, other = (torch.cat([tensors[name].flatten() for name in a]) for tensors in (a, b))
-    return ((one - other).norm() / other.norm()).item()
+    flat_a, flat_b = (torch.cat([tensors[name].flatten() for name in a]) for tensors in (a, b))
+    return ((flat_a - flat_b).norm() / flat_b.norm()).item()

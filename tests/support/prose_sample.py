@@ -1,4 +1,4 @@
-"""100 random sentences for review by fresh eyes: `python tests/support/prose_sample.py [SEED] [COUNT]`.
+"""Print 100 random sentences for review: `python tests/support/prose_sample.py [SEED] [COUNT]`.
 
 A quarter each is from the documentation, docstrings, command help, and the texts that models read: prompts, descriptions and
 errors of tools. benchmarks/reports/prose.md has the verdicts of a sample.
@@ -84,7 +84,7 @@ def docstrings() -> Iterator[Sentence]:
 
 
 def command_help() -> Iterator[Sentence]:
-    """Yield the help of options and commands, also options that are short of a sentence."""
+    """Yield the help of options and commands, including texts that are not full sentences."""
     for file in python_files("rove/cli"):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         texts = [

@@ -62,7 +62,7 @@ EXTRAS: Mapping[str, Sequence[str]] = {
 """Extra → its smallest commands. `dev` installs the other extras and the tools; the other test targets use it."""
 
 
-class Row(NamedTuple):
+class RowResult(NamedTuple):
     """The result of one environment."""
 
     name: str
@@ -180,7 +180,7 @@ def try_extra(extra: str, wheel: Path) -> str:
     return f"{len(EXTRAS[extra])} commands passed"
 
 
-def measured(name: str, attempt: str, *words: str, wheel: Path) -> Row:
+def run_row(name: str, attempt: str, *words: str, wheel: Path) -> RowResult:
     """Run one row and print its result."""
     start = time.monotonic()
     try:
@@ -188,7 +188,7 @@ def measured(name: str, attempt: str, *words: str, wheel: Path) -> Row:
     except RowError as error:
         print(error, flush=True)
         result = "FAILED"
-    row = Row(name, result, time.monotonic() - start)
+    row = RowResult(name, result, time.monotonic() - start)
     print(f"{row.name:<28} {row.result} ({row.seconds:.0f} s)", flush=True)
     return row
 
@@ -227,10 +227,10 @@ def main(words: Sequence[str]) -> int:
     extras = [] if args.extras is None else args.extras or list(EXTRAS)
     WORK.mkdir(parents=True, exist_ok=True)
     wheel = build_wheel()
-    rows = [measured(f"Python {version}", "version", version, wheel=wheel) for version in args.only]
+    rows = [run_row(f"Python {version}", "version", version, wheel=wheel) for version in args.only]
     if args.dependencies:
-        rows.append(measured("lowest direct dependencies", "lowest", wheel=wheel))
-    rows += [measured(f"extra {extra}", "extra", extra, wheel=wheel) for extra in extras]
+        rows.append(run_row("lowest direct dependencies", "lowest", wheel=wheel))
+    rows += [run_row(f"extra {extra}", "extra", extra, wheel=wheel) for extra in extras]
     print("\n" + "\n".join(f"{row.name:<28} {row.result}" for row in rows))
     return int(any(row.result == "FAILED" for row in rows))
 

@@ -1,4 +1,4 @@
-"""What tests/train/test_worker_group.py runs as one process, and as several with torchrun: a few steps of training.
+"""Train a few steps in one process or, with torchrun, in several; tests/train/test_worker_group.py compares the results.
 
 ranks_program.py JOB.json   # see `Job`
 """
@@ -28,26 +28,26 @@ from rove.train.worker_group import join_process_group
 
 class Job(msgspec.Struct):
     out: str
-    """Where the first process leaves what came of it."""
+    """File to which the first process writes the results."""
     arch: str = "llama"
     steps: tuple[int, int] = (0, 6)
     restore: str | None = None
     save: str | None = None
-    fall: tuple[int, str] | None = None
-    """After which step the weights of which folder replace those of the run."""
+    replace_weights: tuple[int, str] | None = None
+    """A step, and the folder whose weights replace those of the run after this step."""
     config: dict[str, Any] = {}
 
 
-def ragged(count: int, seed: int = 0) -> list[TrainingSequence]:
-    """Samples of many lengths, some of which begin alike."""
-    rng, made = random.Random(seed), []
+def ragged_sequences(count: int, seed: int = 0) -> list[TrainingSequence]:
+    """Return sequences of many lengths, some of which have the same beginning."""
+    rng, sequences = random.Random(seed), []
     begin = [rng.randrange(320) for _ in range(12)]
     for _ in range(count):
         ids = begin[: rng.randrange(12)] + [rng.randrange(320) for _ in range(rng.randrange(3, 30))]
         mask = [False] + [rng.random() < 0.4 for _ in ids[1:]]
-        said = [rng.uniform(-8, -3) if m else 0.0 for m in mask]
-        made.append(TrainingSequence(ids, mask, said, [rng.uniform(-1, 1) if m else 0.0 for m in mask]))
-    return made
+        logprobs = [rng.uniform(-8, -3) if m else 0.0 for m in mask]
+        sequences.append(TrainingSequence(ids, mask, logprobs, [rng.uniform(-1, 1) if m else 0.0 for m in mask]))
+    return sequences
 
 
 def settings(**fields: Any) -> RLConfig:
@@ -58,21 +58,21 @@ def settings(**fields: Any) -> RLConfig:
 
 
 def run(job: Job) -> None:
-    """Take the steps; leave the first gradient, what the last step measured, and the weights."""
+    """Take the steps; write the first gradient, the metrics of the last step, and the weights."""
     ranks, config = join_process_group(), settings(**job.config)
-    anew = job.restore is None or config.lora.rank  # the base of an adapter is not in its checkpoints
-    loaded = add_lora(config, tiny_model(job.arch, seed=0 if anew else 7))
+    is_same_base = job.restore is None or config.lora.rank  # an adapter's checkpoints do not contain its base
+    loaded = add_lora(config, tiny_model(job.arch, seed=0 if is_same_base else 7))
     learner = Learner(config, objective_of(config), loaded, ranks)
     if job.restore is not None:
         learner.restore(Path(job.restore))
-    samples, measured = ragged(24), {}
+    samples, measured = ragged_sequences(24), {}
     gradient = _gradient(learner, samples) if job.restore is None else {}
     for step in range(*job.steps):
         measured = learner.update(step, random.Random(step).sample(samples, 16), 1.0)
         if step % 2:
             learner.update_reference()
-        if job.fall is not None and step == job.fall[0]:
-            learner.return_to(Path(job.fall[1]))
+        if job.replace_weights is not None and step == job.replace_weights[0]:
+            learner.return_to(Path(job.replace_weights[1]))
     if job.save is not None:
         learner.save(Path(job.save))
     loss = learner.trainer.mean_loss(learner._batches(samples), cross_entropy)

@@ -1,4 +1,4 @@
-"""Check that this commit can be released, and leave its wheel and its source distribution in dist/: `make release`.
+"""Check that this commit can be released, and write its wheel and its source distribution to dist/: `make release`.
 
 `--rehearsal` checks everything except what only a release has: a clean tree, a date in CHANGELOG.md, and an unused tag.
 docs/releasing.md says how to release.
@@ -39,8 +39,10 @@ def run(command: Sequence[str | Path], cwd: Path = ROOT, **variables: str) -> st
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
     done = subprocess.run([str(word) for word in command], cwd=cwd, env=env, capture_output=True, text=True)
     if done.returncode:
-        shown = " ".join(str(word) for word in command)
-        raise ReleaseError(f"{shown} ended with status {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        command_line = " ".join(str(word) for word in command)
+        raise ReleaseError(
+            f"{command_line} ended with status {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
     return done.stdout
 
 
@@ -98,7 +100,7 @@ def build(root: Path, out: Path) -> dict[str, str]:
 
 
 def check_reproducible(root: Path, dist: Path) -> None:
-    """Build in two folders and compare the files byte for byte; leave them in `dist`."""
+    """Build in two folders, compare the files byte for byte, and write them to `dist`."""
     shutil.rmtree(dist, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
         trees = [Path(folder) / name for name in ("first", "second/deeper")]
@@ -138,7 +140,7 @@ class _Page(HTMLParser):
 
 
 def dead_addresses(html: str, repository: str, version: str, root: Path = ROOT) -> list[str]:
-    """Return the addresses of a rendered page that lead nowhere, without asking the network.
+    """Return the broken links of a rendered page without using the network.
 
     An address in the repository must name a file of this tree, and an anchor must be on the page. Other addresses are not
     checked.

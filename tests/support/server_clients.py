@@ -1,7 +1,7 @@
-"""Other people's clients of `rove serve`, one function each; run as `python server_clients.py NAME BASE_URL MODEL_FOLDER`.
+"""Third-party clients of `rove serve`, one function each: `python server_clients.py NAME BASE_URL MODEL_FOLDER`.
 
-This file imports nothing of rove: it runs in an environment that has the clients' packages (`make test-clients`). The model has
-random weights, so every function forces what it wants to see.
+This file does not import rove: it runs in an environment with the clients' packages (`make test-clients`). The model has
+random weights, so every function constrains the output to the one that it checks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "book", "description": "Book a trip.", "parameters": TRIP},
 }
-OTHER: dict[str, Any] = {"type": "function", "function": {"name": "wait", "description": "Wait.", "parameters": TRIP}}
+OTHER_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "wait", "description": "Wait.", "parameters": TRIP},
+}
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
 
 
@@ -42,7 +45,7 @@ def with_openai(url: str, folder: str) -> None:
     client = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0)
     named: Any = {"type": "function", "function": {"name": "book"}}
     for choice in (named, "required"):
-        request: Any = {"model": "tiny", "messages": MESSAGES, "tools": [TOOL, OTHER], "tool_choice": choice}
+        request: Any = {"model": "tiny", "messages": MESSAGES, "tools": [TOOL, OTHER_TOOL], "tool_choice": choice}
         result = client.chat.completions.create(**request, parallel_tool_calls=False)
         (call,) = result.choices[0].message.tool_calls or []
         assert result.choices[0].finish_reason == "tool_calls"
@@ -330,7 +333,7 @@ CLIENTS = {
     "openai-agents": ("agents", with_openai_agents),
     "langgraph": ("langgraph", with_langgraph),
 }
-"""Name → the module that has to be importable, and what to run."""
+"""Name → the module that must be installed, and the function to run."""
 
 if __name__ == "__main__":
     CLIENTS[sys.argv[1]][1](*sys.argv[2:4])

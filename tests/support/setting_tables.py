@@ -1,4 +1,4 @@
-"""Settings by dotted name, for tests that try one setting after another."""
+"""Settings by dotted name, for tests that change one setting at a time."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ TABLES = ("loss", "curriculum", "filter", "lora", "isolation", "ray")
 
 
 def setting_names(config: type[msgspec.Struct]) -> Iterator[str]:
-    """The names of all settings, those of tables dotted."""
+    """Yield the names of all settings; names of nested settings are dotted."""
     for field in msgspec.structs.fields(config):
         if field.name in TABLES:
-            yield from (f"{field.name}.{one}" for one in field.default.__struct_fields__)
+            yield from (f"{field.name}.{name}" for name in field.default.__struct_fields__)
         else:
             yield field.name
 
 
-def tables(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings by dotted name as nested tables."""
-    found: dict[str, Any] = {}
+def nested_tables(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with dotted names as nested tables."""
+    merged: dict[str, Any] = {}
     for name, value in values.items():
-        merge(found, nested(name, value))
-    return found
+        merge(merged, nested(name, value))
+    return merged

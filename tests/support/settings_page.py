@@ -1,4 +1,4 @@
-"""docs/settings.md from the settings' docstrings, and rove/viewer/defaults.json, which the viewer compares settings with.
+"""Write docs/settings.md from the settings' docstrings, and rove/viewer/defaults.json, whose values the viewer compares.
 
 make settings-page          # or: python tests/support/settings_page.py
 """
@@ -61,7 +61,7 @@ that this page matches the types and docstrings in the code.
 
 
 def default_of(field: Any) -> str:
-    """A field's default as it would stand in a settings file."""
+    """Return a field's default in the form of a settings file."""
     if field.required:
         return "required"
     value = _value(field)
@@ -73,7 +73,7 @@ def default_of(field: Any) -> str:
 
 
 def rows(kind: type[msgspec.Struct]) -> list[str]:
-    """A line for each setting of a struct."""
+    """Return a row of the table for each setting of a struct."""
     words = documented_fields(kind.__module__, kind.__name__)
     fields = msgspec.structs.fields(kind)
     assert list(words) == [field.name for field in fields]
@@ -81,18 +81,18 @@ def rows(kind: type[msgspec.Struct]) -> list[str]:
 
 
 def value_of(field: Any) -> str:
-    """What a field may be; "" for a table, which is described below."""
+    """Return the type and range of a field; "" for a nested table, which has its own section."""
     is_table = isinstance(None if field.required else _value(field), msgspec.Struct)
     return "" if is_table else as_cell(type_text(field.type))
 
 
 def as_cell(text: str) -> str:
-    """Text for a cell of a table."""
+    """Escape a text for a cell of a Markdown table."""
     return text.replace("|", chr(92) + "|")
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     head = "| setting | default | type and range | meaning |\n|---|---|---|---|\n"
     return BEGINNING + "".join(
         f"\n## {title}\n\n{head}" + "\n".join(rows(kind)) + "\n" for title, kind in TABLES.items()
@@ -100,8 +100,8 @@ def page() -> str:
 
 
 def defaults() -> bytes:
-    """The default of every setting that has one, by kind of run, as JSON."""
-    found = {
+    """Return the defaults of all settings by kind of run as JSON."""
+    defaults_by_kind = {
         kind: {
             field.name: msgspec.to_builtins(_value(field))
             for field in msgspec.structs.fields(settings)
@@ -109,7 +109,7 @@ def defaults() -> bytes:
         }
         for kind, settings in KINDS.items()
     }
-    return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(defaults_by_kind), indent=1) + b"\n"
 
 
 def _value(field: Any) -> Any:

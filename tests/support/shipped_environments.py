@@ -1,4 +1,4 @@
-"""The environments that come with rove, for tests that compare rewards in other libraries with those of `rove eval`."""
+"""The environments in rove's package, for tests that compare rewards in other libraries with those of `rove eval`."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ ENVIRONMENTS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "wiki_search": (["solver", "first_hit"], {"num_articles": 500}),
     "word_game": (["solver", "novice"], {}),
 }
-"""Name → scripted policies, which take turns by row, and arguments."""
+"""Name → scripted policies, which alternate by row, and arguments."""

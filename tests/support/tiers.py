@@ -1,4 +1,4 @@
-"""Tables of cases: all rows in one test, or only the first rows in the quick tests."""
+"""Run all rows of a table in one test, or divide them among the quick, broad and slow tests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Check = Callable[..., Any]
 
 
 def each_row(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Check], Check]:
-    """Call a test function with each row, and report every row that fails; used like `pytest.mark.parametrize`.
+    """Call a test function with each row and report every row that fails; a decorator like `pytest.mark.parametrize`.
 
-    It is for functions whose fixtures may be shared by all rows. pytest needs some 5 ms for a test: for a table of texts that
-    is ten times as long as the test itself.
+    All rows share the fixtures of one call. pytest takes about 5 ms per test, which for a table of texts is ten times as long
+    as the test itself.
     """
     columns = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     cases = [dict(zip(columns, row if len(columns) > 1 else (row,), strict=True)) for row in rows]
@@ -58,9 +58,9 @@ def each_row(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Che
 
 
 def first_quick(cases: Iterable[Any], count: int = 1, broad: int | None = 1) -> list[Any]:
-    """The first `count` cases as they are, the next `broad` of them for `make test-broad`, the others for `make test-slow`.
+    """Leave the first `count` cases quick, mark the next `broad` ones as broad and the others as slow.
 
-    With `broad` None, all others are for `make test-broad`. Cases of several values are tuples.
+    With `broad` None, all others are broad. Cases of several values are tuples.
     """
     marked: list[Any] = []
     for position, case in enumerate(cases):
@@ -74,10 +74,9 @@ def first_quick(cases: Iterable[Any], count: int = 1, broad: int | None = 1) -> 
 
 
 def some_quick(cases: Iterable[Any], every: int, broad_every: int | None = None) -> list[Any]:
-    """Of long tables of many kinds of cases: one in `every` as it is, one in `broad_every` for `make test-broad`, the others for
-    `make test-slow`.
+    """Leave one in `every` cases quick, mark one in `broad_every` as broad and the others as slow; for long varied tables.
 
-    With `broad_every` None, all others are for `make test-broad`.
+    With `broad_every` None, all others are broad.
     """
     marked: list[Any] = []
     for position, case in enumerate(cases):
@@ -91,7 +90,7 @@ def some_quick(cases: Iterable[Any], every: int, broad_every: int | None = None)
 
 
 def some_broad(cases: Iterable[Any], every: int) -> list[Any]:
-    """Of long tables none of whose cases is quick: one in `every` for `make test-broad`, the others for `make test-slow`."""
+    """Mark one in `every` cases as broad and the others as slow; for long tables without quick cases."""
     marked: list[Any] = []
     for position, case in enumerate(cases):
         mark = pytest.mark.slow if position % every else pytest.mark.broad

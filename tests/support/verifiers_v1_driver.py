@@ -1,8 +1,8 @@
-"""Runs tasksets in verifiers 0.4 as its users do; started by `test_verifiers_v1.py` with the Python of a virtual environment.
+"""Run tasksets in verifiers 0.4; `test_verifiers_v1.py` starts this file with the Python of a virtual environment.
 
 The job on stdin has the URL of an endpoint, an output folder, and runs. A run has a taskset, and the arguments of `vf-eval`
 (`words`), settings for an environment server and its client, which prime-rl uses (`serve`), or both. The results on stdout, one
-JSON line per run, are lists of traces by way.
+JSON line per run, are lists of traces by the way of running them: "vf-eval" or "server".
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def evaluate(run: dict[str, Any], url: str, output: Path) -> list[dict[str, Any]
     """Return the traces of `vf-eval`."""
     words = [run["taskset"], "-m", MODEL, "--client.base-url", url, "--client.api-key-var", KEY_VARIABLE]
     words += ["--no-push", "--no-rich", "-o", str(output), "--run.name", "run", *run["words"]]
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # it prints every trace
+    with open(os.devnull, "w") as devnull, redirect_stdout(devnull):  # vf-eval prints every trace
         vf_eval(words)
     [file] = output.rglob("traces.jsonl")
     episodes = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
@@ -76,13 +76,13 @@ class ThreadServer:
         self.address = addresses.get(True, START_TIMEOUT_S)
 
     def end(self, kill: bool = False) -> None:
-        """Leave the thread to the end of the process."""
+        """Do nothing: the thread ends with the process."""
 
 
 async def run_tasks(
     server: Server | ThreadServer, tasks: list[vf.Task], url: str, kill_after: int | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return the traces of tasks by key; with `kill_after`, kill the server once so many are finished."""
+    """Return the traces of tasks by key; with `kill_after`, kill the server after this number of finished tasks."""
     endpoint = vf.EvalClientConfig(base_url=url, api_key_var=KEY_VARIABLE)
     gate = asyncio.Semaphore(CONCURRENT)
     client = EnvClient(server.address)
@@ -114,7 +114,7 @@ async def run_tasks(
 def serve_and_run(run: dict[str, Any], url: str) -> list[dict[str, Any]]:
     """Return the traces of an environment server, whose tasks a client sends, as prime-rl does.
 
-    With `kill_after`, the server is a process that is killed in the middle; another one runs the tasks that are left.
+    With `kill_after`, the server is a process that is killed during the run; another one runs the remaining tasks.
     """
     config = vf.resolve_env_config({"taskset": {"id": run["taskset"], **run["taskset_config"]}, **run.get("env", {})})
     tasks = list(vf.load_taskset(config.taskset).select(vf.SelectConfig(limit=run["limit"])))

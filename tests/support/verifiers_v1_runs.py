@@ -1,4 +1,4 @@
-"""Runs of rove environments in verifiers 0.4, and what both say of the same rollouts; see `test_verifiers_v1.py`."""
+"""Run rove environments in verifiers 0.4 and compare its traces with rove's records; see `test_verifiers_v1.py`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from rove.server.app import make_app
 DRIVER = Path(__file__).with_name("verifiers_v1_driver.py")
 ROOT = Path(__file__).parents[2]
 DRIVER_TIMEOUT_S = 7200
-"""Ends a driver that hangs; two loaded cores have needed more than half an hour for all environments."""
-UNKNOWN = "I do not know."
-"""What the endpoint says in a conversation that it was not taught."""
+"""Time limit of a driver; all environments took more than half an hour on two busy cores."""
+UNKNOWN_REPLY = "I do not know."
+"""The reply to a conversation that was not recorded."""
 
 MODULE = """
 from rove.integrations.verifiers_v1 import RoveEnv, RoveHarness, RoveTaskset
@@ -36,18 +36,18 @@ class Taskset(RoveTaskset):
 
 __all__ = ["RoveEnv", "RoveHarness", "Taskset"]
 """
-"""What `rove build --verifiers-v1` writes, for environments that are not built."""
+"""The module that `rove build --verifiers-v1` writes, for environments that are not built."""
 
 
-class TaughtModel:
-    """A model that says, in each conversation, what scripted policies said in it; it sees nothing but the messages."""
+class ReplayModel:
+    """A model that repeats the replies of scripted policies; it finds them by the messages of the conversation alone."""
 
     def __init__(self) -> None:
         self.replies: dict[str, vf.Message] = {}
-        self.unknown = 0
+        self.num_unknown = 0
 
-    async def learn(self, env: vf.Environment, policies: Sequence[str], num_examples: int) -> None:
-        """Remember the replies of the policies, which take turns by row."""
+    async def record_policies(self, env: vf.Environment, policies: Sequence[str], num_examples: int) -> None:
+        """Record the replies of the policies, which alternate by row."""
 
         def answer(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
             return env.policies[policies[state["example_id"] % len(policies)]](messages, state, rng)
@@ -61,11 +61,11 @@ class TaughtModel:
         """Return the reply to a conversation."""
         reply = self.replies.get(conversation_key(messages))
         if reply is None:
-            self.unknown += 1
-        return UNKNOWN if reply is None else reply
+            self.num_unknown += 1
+        return UNKNOWN_REPLY if reply is None else reply
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
+    async def serve(self) -> AsyncIterator[str]:
         """Serve the model; yield its base URL."""
         app = make_app(vf.ScriptedClient(self.answer), "scripted")
         async with TestServer(app) as server:
@@ -73,7 +73,7 @@ class TaughtModel:
 
 
 def conversation_key(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return texts and calls of a conversation."""
+    """Return the roles, texts and calls of a conversation as JSON."""
     turns = [
         [message["role"], text_of(message), [[call.name, call.arguments] for call in calls_of(message)]]
         for message in messages
@@ -84,10 +84,10 @@ def conversation_key(messages: Sequence[Mapping[str, Any]]) -> str:
 async def run_in_verifiers(
     python: str, url: str, runs: Sequence[Mapping[str, Any]], folder: Path, modules: Mapping[str, str]
 ) -> list[dict[str, list[dict[str, Any]]]]:
-    """Return the traces of each run, by the way in which it was run.
+    """Return the traces of each run by the way of running them: "vf-eval" or "server".
 
     Args:
-        modules: Environment by the module of its taskset, which is written into `folder`.
+        modules: Module of a taskset, which is written into `folder` → its environment.
     """
     for module, name in modules.items():
         (folder / f"{module}.py").write_text(MODULE.format(name=name), encoding="utf-8")
@@ -115,15 +115,15 @@ async def run_in_verifiers(
     return [json.loads(line) for line in out.decode().splitlines()]
 
 
-def told_by_traces(traces: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Return what verifiers says of each rollout, by row."""
+def traces_by_row(traces: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return the comparable parts of verifiers' traces by row."""
     by_row: dict[int, dict[str, Any]] = {}
     for trace in traces:
         rewards = {name: [reward["score"], reward["weight"]] for name, reward in trace["rewards"].items() if reward}
         by_row[trace["task"]["data"]["row"]["example_id"]] = {
             "ok": trace["ok"],
             "rewards": rewards,
-            "metrics": repeatable(trace["metrics"]),
+            "metrics": reproducible_metrics(trace["metrics"]),
             "turns": sum(node["sampled"] for node in trace["nodes"]),
             "stop": trace["stop_condition"],
             "errors": [error["type"] for error in trace["errors"]],
@@ -131,8 +131,8 @@ def told_by_traces(traces: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, A
     return by_row
 
 
-def told_by_records(records: Sequence[vf.RolloutRecord]) -> dict[int, dict[str, Any]]:
-    """Return the same of rove's records."""
+def records_by_row(records: Sequence[vf.RolloutRecord]) -> dict[int, dict[str, Any]]:
+    """Return the same parts of rove's records by row."""
     by_row: dict[int, dict[str, Any]] = {}
     for record in records:
         scores = record.scores
@@ -141,7 +141,7 @@ def told_by_records(records: Sequence[vf.RolloutRecord]) -> dict[int, dict[str, 
             "rewards": {name: [value, scores.weights[name]] for name, value in scores.rewards.items()}
             if scores
             else {},
-            "metrics": repeatable(scores.metrics) if scores else {},
+            "metrics": reproducible_metrics(scores.metrics) if scores else {},
             "turns": len(record.steps),
             "stop": record.stop_condition,
             "errors": [record.error.type] if record.error else [],
@@ -149,6 +149,6 @@ def told_by_records(records: Sequence[vf.RolloutRecord]) -> dict[int, dict[str, 
     return by_row
 
 
-def repeatable(metrics: Mapping[str, float | None]) -> dict[str, float]:
+def reproducible_metrics(metrics: Mapping[str, float | None]) -> dict[str, float]:
     """Return the metrics that are equal in two runs, without measured times such as `sandbox_ready_wait_time`."""
     return {name: value for name, value in metrics.items() if value is not None and not name.endswith("_time")}

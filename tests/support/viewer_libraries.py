@@ -82,10 +82,10 @@ def archive_of(name: str, library: Library) -> dict[str, str]:
         for member in archive:
             if (
                 member.isfile()
-                and (found := archive.extractfile(member))
+                and (extracted := archive.extractfile(member))
                 and re.search(r"LICENSE|js$|css$", member.name)
             ):
-                files[member.name.partition("/")[2]] = found.read().decode()
+                files[member.name.partition("/")[2]] = extracted.read().decode()
     return files
 
 
@@ -126,8 +126,13 @@ def main() -> None:
         for file, text in written.items():
             (FOLDER / file).write_text(text, encoding="utf-8")
         digests = {file: hashlib.sha256(text.encode()).hexdigest() for file, text in written.items()}
-        about = {"name": name, "version": library.version, "license": library.license, "integrity": library.integrity}
-        listed.append({**about, "files": digests})
+        metadata = {
+            "name": name,
+            "version": library.version,
+            "license": library.license,
+            "integrity": library.integrity,
+        }
+        listed.append({**metadata, "files": digests})
         licenses.append(f"{name} {library.version}\n\n{files['LICENSE'].strip()}\n")
     (FOLDER / "libraries.json").write_bytes(msgspec.json.format(msgspec.json.encode(listed), indent=2) + b"\n")
     (FOLDER / "LICENSES.txt").write_text("\n\n".join(licenses), encoding="utf-8")

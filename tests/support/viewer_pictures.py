@@ -1,4 +1,4 @@
-"""The guide's pictures of `rove view`, docs/viewer/*.png: every page, light and dark, wide and narrow.
+"""Take the guide's pictures of `rove view`, docs/viewer/*.png: every page in two themes and two widths.
 
     make viewer-pictures RUNS=runs        # or: python tests/support/viewer_pictures.py RUNS [NAME]...
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from browser import NARROW, WIDE, Tab, chromium, serving, viewing
+from browser import NARROW, WIDE, Tab, chromium, serve_command, serve_viewer
 
 from rove.core.records import RolloutRecord
 from rove.runs.run import Run
@@ -25,8 +25,8 @@ from rove.viewer.report import write_report
 from rove.viewer.run_store import RunStore
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs/viewer"
-MOST = 150_000
-"""Bytes of a picture."""
+MAX_PICTURE_BYTES = 150_000
+"""Maximum size of a picture."""
 PAGES = {
     "runs": "?base=teacher&pick=teacher&pick=optimal",
     "matrix": "?view=matrix",
@@ -46,7 +46,7 @@ PAGES = {
 
 
 def small(path: Path) -> None:
-    """A picture of at most 256 colours, where Pillow is installed."""
+    """Reduce a picture to 128 colors if Pillow is installed."""
     try:
         from PIL import Image
     except ImportError:
@@ -55,51 +55,51 @@ def small(path: Path) -> None:
         picture.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-def take(tab: Tab, name: str) -> None:
-    """A picture of what a tab shows."""
+def take_picture(tab: Tab, name: str) -> None:
+    """Take a picture of a tab."""
     tab.page.wait_for_timeout(200)
     size = tab.page.viewport_size["width"]
     file = FOLDER / f"{name}-{tab.scheme}-{size}.png"
     tab.page.screenshot(path=file)
     small(file)
-    assert file.stat().st_size < MOST, f"{file} has {file.stat().st_size:,} bytes"
+    assert file.stat().st_size < MAX_PICTURE_BYTES, f"{file} has {file.stat().st_size:,} bytes"
     assert tab.overflow <= 0, f"{file} is {tab.overflow} pixels too wide"
-    assert tab.trouble == [], tab.trouble
+    assert tab.page_errors == [], tab.page_errors
 
 
-def known_line(run: Run, step: int) -> int:
-    """A rollout of a step whose tokens the trainer knew."""
-    kept = read_tokens(run.path, step)[0]
-    return run.ledger()[0][step, kept.example_key, kept.rollout_index].number
+def line_with_token_stats(run: Run, step: int) -> int:
+    """Return the line of a rollout in a step that has recorded token statistics."""
+    rollout = read_tokens(run.path, step)[0]
+    return run.ledger()[0][step, rollout.example_key, rollout.rollout_index].number
 
 
-def mixed_line(run: Run) -> int:
-    """The rollout that the most versions of the weights have played."""
+def line_with_most_versions(run: Run) -> int:
+    """Return the line of the rollout that was sampled with the most policy versions."""
 
     def versions(record: RolloutRecord) -> int:
         return len({version for step in record.steps if step.tokens for version, _ in step.tokens.versions})
 
-    return max(enumerate(map(versions, run.rollouts())), key=lambda one: one[1])[0]
+    return max(enumerate(map(versions, run.rollouts())), key=lambda pair: pair[1])[0]
 
 
-def remark(runs: Path) -> None:
-    """Tag the first rollout of `teacher`, and write a note on it."""
+def annotate_run(runs: Path) -> None:
+    """Add a tag and a note to the first rollout of `teacher`."""
     add_annotation(
         RunStore(runs, annotate=True),
         AnnotationRequest("teacher", 0, ["good"], note="Blocks the diagonal and forces a draw."),
     )
 
 
-def play(tab: Tab) -> None:
-    """Tic-Tac-Toe, after a move of each side."""
+def play_tictactoe(tab: Tab) -> None:
+    """Play tic-tac-toe until each side has moved once."""
     tab.page.locator(".board").first.wait_for()
     if tab.page.get_by_role("button", name="square 4").is_visible():
         tab.page.get_by_role("button", name="square 4").click()
     tab.page.locator("article.assistant").first.wait_for()
 
 
-def guess(tab: Tab) -> None:
-    """The word game, after two guesses."""
+def play_word_game(tab: Tab) -> None:
+    """Make two guesses in the word game."""
     box = tab.page.get_by_label("guess")
     box.wait_for()
     for number, word in enumerate(("crane", "stole")):
@@ -111,40 +111,43 @@ def guess(tab: Tab) -> None:
 
 
 def main(runs: Path, names: Sequence[str]) -> None:
-    """Take these pictures; all when none is named."""
+    """Take the named pictures, or all of them."""
     FOLDER.mkdir(exist_ok=True)
-    wanted = names or (*PAGES, "report", "play", "word")
+    selected = names or (*PAGES, "report", "play", "word")
     against = ("play", "tictactoe", "-m", "scripted:optimal", "--web", "--seed", "1")
     word = ("play", "word_game", "--web", "--seed", "3")
-    lines = {"line": known_line(Run(runs / "rl"), 5)}
-    if "versions" in wanted:
-        lines["mixed"] = mixed_line(Run(runs / "rl-async"))
-    remark(runs)
+    lines = {"line": line_with_token_stats(Run(runs / "rl"), 5)}
+    if "versions" in selected:
+        lines["mixed"] = line_with_most_versions(Run(runs / "rl-async"))
+    annotate_run(runs)
     report = write_report(Run(runs / "teacher"), runs / "teacher/report.html", 20).as_uri()
     with ExitStack() as stack:
         browser = stack.enter_context(chromium())
-        url = stack.enter_context(viewing(runs, "--annotate"))
-        games = {"play": (serving(runs, *against), play), "word": (serving(runs, *word), guess)}
-        games = {name: (stack.enter_context(game), begin) for name, (game, begin) in games.items() if name in wanted}
+        url = stack.enter_context(serve_viewer(runs, "--annotate"))
+        games = {
+            "play": (serve_command(runs, *against), play_tictactoe),
+            "word": (serve_command(runs, *word), play_word_game),
+        }
+        games = {name: (stack.enter_context(game), begin) for name, (game, begin) in games.items() if name in selected}
         for scheme in ("light", "dark"):
             for size in (WIDE, NARROW):
                 tab = Tab(browser, url, size, scheme)
-                for name in [name for name in PAGES if name in wanted]:
+                for name in [name for name in PAGES if name in selected]:
                     tab.open(PAGES[name].format(**lines))
                     if name == "noted":
                         tab.page.locator(".noting").scroll_into_view_if_needed()
-                    take(tab, name)
+                    take_picture(tab, name)
                 tab.context.close()
-                if "report" in wanted:
+                if "report" in selected:
                     sent = Tab(browser, report, size, scheme)
                     sent.open("")
-                    take(sent, "report")
+                    take_picture(sent, "report")
                     sent.context.close()
                 for name, (address, begin) in games.items():
                     role = Tab(browser, address, size, scheme)
                     role.page.goto(address)
                     begin(role)
-                    take(role, name)
+                    take_picture(role, name)
                     role.context.close()
     subprocess.run(["du", "-ch", *sorted(FOLDER.glob("*.png"))], check=True, stdout=sys.stderr)
 

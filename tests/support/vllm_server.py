@@ -1,6 +1,6 @@
-"""A small server that speaks as much of vLLM 0.32's HTTP as rove uses, with rove's engine behind it.
+"""A server with the part of vLLM 0.32's HTTP API that rove uses, and rove's engine behind it.
 
-In a thread beside the test (`FakeVLLM`), or as a program (`python vllm_server.py --model FOLDER --port N`) in place of vLLM's.
+It runs in a thread of the test (`FakeVLLM`) or as a program in place of vLLM: `python vllm_server.py --model FOLDER --port N`.
 """
 
 from __future__ import annotations
@@ -21,29 +21,34 @@ from rove.models.adapter import merge_adapter
 from rove.models.load import load_model
 
 LOADING = threading.Lock()
-"""transformers changes what all threads see while it loads a model."""
-NOT_OURS = ("detokenize", "stop_token_ids", "ignore_eos", "prompt_logprobs", "seed")
+"""A lock, because transformers changes global state while it loads a model."""
+UNSUPPORTED_FIELDS = ("detokenize", "stop_token_ids", "ignore_eos", "prompt_logprobs", "seed")
 
 
 class FakeVLLM:
-    """A server of the model in a folder, in a thread of its own while used as a context.
+    """A server of a model; used as a context manager, it runs in a separate thread.
 
     Args:
-        model: the folder.
-        faults: what it does wrong: "keeps_head" (of tied embeddings, when weights are replaced), "raw_logprobs" (not those of the
-            tempered distribution), "no_dev_mode", "no_lora" (it was not started for adapters), "refuses_lora", "hangs" (its
-            engine: /health is answered); or before its first answers "http_500", "abort".
+        model: Folder of the model.
+        faults: Any of these names:
+            - "keeps_head": keeps a tied output head when weights are replaced
+            - "raw_logprobs": returns log-probabilities at temperature 1
+            - "no_dev_mode": has no endpoints for weight updates
+            - "no_lora": was not started for adapters
+            - "refuses_lora": refuses to load an adapter
+            - "hangs": the engine hangs, but /health responds
+            - "http_500", "abort": the first generation fails in this way
     """
 
     def __init__(self, model: Path, *faults: str):
         self.faults = list(faults)
-        self.asked: list[tuple[str, Any]] = []
+        self.requests: list[tuple[str, Any]] = []
         """Path and body of each request."""
         self.version = "default"
         self.context = 1 << 20
         self.url = ""
         self.adapters: dict[str, Path] = {}
-        """Where each that was loaded is."""
+        """Name → folder of each loaded adapter."""
         self._load(model)
         self._thread: threading.Thread | None = None
 
@@ -53,7 +58,7 @@ class FakeVLLM:
         self.tied = bool(loaded.model.config.tie_word_embeddings)
         self.folder = model
         self.engine = Engine(loaded.model, [], renderer=loaded.renderer)
-        self.adapted: Engine | None = None
+        self.adapter_engine: Engine | None = None
 
     def __enter__(self) -> FakeVLLM:
         self._loop = asyncio.new_event_loop()
@@ -73,7 +78,7 @@ class FakeVLLM:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=30)
 
     async def listen(self, port: int) -> None:
-        """Begin to answer."""
+        """Start to listen on a port."""
         app = web.Application(client_max_size=1 << 26)
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -83,7 +88,7 @@ class FakeVLLM:
 
     async def _handle(self, request: web.Request) -> web.Response:
         body: Any = await request.json() if request.can_read_body else None
-        self.asked.append((request.path_qs, body))
+        self.requests.append((request.path_qs, body))
         if request.path == "/health":
             return web.Response()
         while "hangs" in self.faults:  # noqa: ASYNC110  (a test ends it from another thread)
@@ -112,16 +117,16 @@ class FakeVLLM:
         if body["method"] == "reload_weights":
             self._reload(Path(body["kwargs"]["weights_path"]))
         if body["method"] == "remove_lora":
-            self.adapted = None
-        return [1] if body["method"] == "list_loras" and self.adapted else []
+            self.adapter_engine = None
+        return [1] if body["method"] == "list_loras" and self.adapter_engine else []
 
     def _reload(self, folder: Path) -> None:
-        kept = self.engine.model.lm_head.weight.detach().clone()
+        old_head = self.engine.model.lm_head.weight.detach().clone()
         version, tied = self.version, self.tied
         self._load(folder)
         self.version, self.tied = version, tied
         if self.tied and "keeps_head" in self.faults:
-            self.engine.model.lm_head.weight = type(self.engine.model.lm_head.weight)(kept)
+            self.engine.model.lm_head.weight = type(self.engine.model.lm_head.weight)(old_head)
 
     def _load_adapter(self, body: dict[str, Any]) -> web.Response:
         if "no_lora" in self.faults:
@@ -135,18 +140,23 @@ class FakeVLLM:
     def _adapt(self, folder: Path) -> Engine:
         with LOADING:
             base = load_model(self.folder, "cpu")
-            self.adapted = Engine(merge_adapter(base.model, folder), [], renderer=base.renderer)
-        return self.adapted
+            self.adapter_engine = Engine(merge_adapter(base.model, folder), [], renderer=base.renderer)
+        return self.adapter_engine
 
     async def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
         engine = self.engine
         if body.get("model") is not None:
-            engine = self.adapted or self._adapt(self.adapters[body["model"]])
+            engine = self.adapter_engine or self._adapt(self.adapters[body["model"]])
         params = body["sampling_params"]
-        sampling = SamplingParams(**{k: v for k, v in params.items() if k not in NOT_OURS})
-        more = {"stop_token_ids": params.get("stop_token_ids"), "prompt_logprobs": params.get("prompt_logprobs")}
-        sampling = SamplingParams.from_args({k: getattr(sampling, k) for k in sampling.__struct_fields__}, more)
-        generation = await engine.generate(body["token_ids"], sampling, len(self.asked))
+        sampling = SamplingParams(**{k: v for k, v in params.items() if k not in UNSUPPORTED_FIELDS})
+        token_options = {
+            "stop_token_ids": params.get("stop_token_ids"),
+            "prompt_logprobs": params.get("prompt_logprobs"),
+        }
+        sampling = SamplingParams.from_args(
+            {k: getattr(sampling, k) for k in sampling.__struct_fields__}, token_options
+        )
+        generation = await engine.generate(body["token_ids"], sampling, len(self.requests))
         if "raw_logprobs" in self.faults:
             generation.logprobs[:] = engine.score([*body["token_ids"], *generation.ids])[-len(generation.ids) :]
         reason = generation.finish_reason
@@ -163,23 +173,27 @@ class FakeVLLM:
 
 
 def _content(generation: Generation) -> list[dict[str, Any]]:
-    """Of each token, and the likeliest in its place: the sampled one first."""
-    found = []
+    """Return the log-probability of each token and its alternatives, with the sampled token first."""
+    entries = []
     for i, (token, logprob) in enumerate(zip(generation.ids, generation.logprobs, strict=True)):
-        one = {"token_id": token, "logprob": logprob}
-        others = [(t, p) for t, p in (generation.top_logprobs[i] if generation.top_logprobs else []) if t != token]
-        found.append({**one, "top_logprobs": [one, *({"token_id": t, "logprob": p} for t, p in others)]})
-    return found
+        sampled = {"token_id": token, "logprob": logprob}
+        alternatives = [
+            (t, p) for t, p in (generation.top_logprobs[i] if generation.top_logprobs else []) if t != token
+        ]
+        entries.append(
+            {**sampled, "top_logprobs": [sampled, *({"token_id": t, "logprob": p} for t, p in alternatives)]}
+        )
+    return entries
 
 
 def _prompt(ids: list[int], generation: Generation) -> list[Any] | None:
     if generation.prompt_logprobs is None:
         return None
     tops = generation.prompt_top_logprobs or [[]] * len(generation.prompt_logprobs)
-    places = []
+    entries = []
     for token, logprob, top in zip(ids[1:], generation.prompt_logprobs, tops, strict=True):
-        places.append({str(t): {"logprob": p} for t, p in [(token, logprob), *top]})
-    return [None, *places]
+        entries.append({str(t): {"logprob": p} for t, p in [(token, logprob), *top]})
+    return [None, *entries]
 
 
 async def main(words: list[str]) -> None:

@@ -119,13 +119,13 @@ def remove_for_rove() -> None:
     modules["sys"] = Module(sys, (), {"platform": "win32"})
     original_import = builtins.__import__
 
-    def import_module(name: str, globals: Mapping[str, object] | None = None, *more: Any, **options: Any) -> Any:
+    def import_module(name: str, globals: Mapping[str, object] | None = None, *args: Any, **options: Any) -> Any:
         importer = str((globals or {}).get("__name__"))
         if importer.partition(".")[0] != "rove":
-            return original_import(name, globals, *more, **options)
+            return original_import(name, globals, *args, **options)
         if name in MODULES:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        module = original_import(name, globals, *more, **options)
+        module = original_import(name, globals, *args, **options)
         return modules.get(name.partition(".")[0], module) if name in ("os.path", *modules) else module
 
     builtins.__import__ = import_module
@@ -235,14 +235,14 @@ def open_file(
     encoding: str | None = None,
     errors: str | None = None,
     newline: str | None = None,
-    *more: Any,
+    *args: Any,
     **options: Any,
 ) -> Any:
     """Open a text file as on Windows: in cp1252 if no encoding is given, and with "\\r\\n" at the end of written lines."""
     if "b" not in mode:
         encoding = "cp1252" if encoding in (None, "locale") else encoding
         newline = "\r\n" if newline is None and WRITES_TEXT.fullmatch(mode) else newline
-    return REAL_OPEN(file, mode, buffering, encoding, errors, newline, *more, **options)
+    return REAL_OPEN(file, mode, buffering, encoding, errors, newline, *args, **options)
 
 
 REAL_OPEN = open
@@ -259,7 +259,7 @@ def hide_compilers() -> None:
     """Make `shutil.which` find nothing that compiles C."""
     which = shutil.which
     compilers = ("cc", "gcc", "clang")
-    shutil.which = lambda name, *options, **more: None if name in compilers else which(name, *options, **more)
+    shutil.which = lambda name, *options, **keywords: None if name in compilers else which(name, *options, **keywords)
 
 
 if __name__ == "__main__":

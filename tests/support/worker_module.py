@@ -1,4 +1,4 @@
-"""What the tests of workers load: a module with every bad habit."""
+"""A module for the tests of workers, whose functions print, fail, hang, exit and start processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Session:
         return subprocess.Popen(["sleep", "600"]).pid
 
     def daemon(self):
-        """A program whose parent has ended, in a session of its own."""
+        """Start a process in another session whose parent ends; return its id."""
         shell = ["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!"]
         return int(subprocess.run(shell, capture_output=True, text=True, check=True).stdout)
 

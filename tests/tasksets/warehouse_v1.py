@@ -8,7 +8,7 @@ STOCK = {"bolts": 12, "nuts": 7, "washers": 31}
 
 class WarehouseData(vf.TaskData):
     part: str
-    wanted: int
+    quantity: int
 
 
 class WarehouseState(vf.State):
@@ -37,7 +37,7 @@ class WarehouseTask(vf.Task[WarehouseData, WarehouseState, vf.TaskConfig]):
 
     @vf.reward
     async def delivered(self, trace: vf.Trace) -> float:
-        return float(trace.state.taken == {self.data.part: self.data.wanted})
+        return float(trace.state.taken == {self.data.part: self.data.quantity})
 
     @vf.metric
     async def tool_results(self, trace: vf.Trace) -> float:
@@ -48,7 +48,7 @@ class WarehouseTaskset(vf.Taskset[WarehouseTask, vf.TasksetConfig]):
     def load(self) -> list[WarehouseTask]:
         return [
             WarehouseTask(
-                WarehouseData(prompt=f"Take half of the {part} from the shelf.", part=part, wanted=number // 2),
+                WarehouseData(prompt=f"Take half of the {part} from the shelf.", part=part, quantity=number // 2),
                 self.config.task,
             )
             for part, number in STOCK.items()

@@ -42,20 +42,20 @@ SENTINEL = object()
 
 
 def paint(
-    where: Point,
+    center: Point,
     color: Color = Color.RED,
     size: Annotated[int, msgspec.Meta(ge=1, le=9)] = 1,
     unit: Literal["cm", "in"] = "cm",
     tags: list[str] = [],  # noqa: B006
     note: Annotated[str, "shown below"] | None = None,
-    more: dict[str, float] = SENTINEL,  # type: ignore[assignment]
+    weights: dict[str, float] = SENTINEL,  # type: ignore[assignment]
 ) -> str:
     """Paint a dot.
 
     Slowly.
 
     Args:
-        where: the middle
+        center: the middle
         size: of the dot
     """
     return "done"
@@ -73,7 +73,7 @@ def test_the_schema_comes_from_the_signature_and_the_docstring():
             "parameters": {
                 "type": "object",
                 "properties": {
-                    "where": {
+                    "center": {
                         "title": "Point",
                         "type": "object",
                         "properties": {"x": {"type": "integer"}, "y": {"type": "integer", "default": 0}},
@@ -89,63 +89,63 @@ def test_the_schema_comes_from_the_signature_and_the_docstring():
                         "description": "shown below",
                         "default": None,
                     },
-                    "more": {"type": "object", "additionalProperties": {"type": "number"}},
+                    "weights": {"type": "object", "additionalProperties": {"type": "number"}},
                 },
-                "required": ["where"],
+                "required": ["center"],
                 "additionalProperties": False,
             },
         },
     }
-    assert list(PAINT.parameters["properties"]) == ["where", "color", "size", "unit", "tags", "note", "more"]
+    assert list(PAINT.parameters["properties"]) == ["center", "color", "size", "unit", "tags", "note", "weights"]
 
 
 def test_arguments_are_converted_to_the_annotated_types():
-    arguments = {"where": {"x": 1}, "color": "blue", "size": 3, "note": None, "more": {"a": 1}}
+    arguments = {"center": {"x": 1}, "color": "blue", "size": 3, "note": None, "weights": {"a": 1}}
     read = PAINT.read(arguments)
-    assert read == {"where": Point(1), "color": Color.BLUE, "size": 3, "note": None, "more": {"a": 1.0}}
-    assert PAINT.read({"where": {"x": 1}}) == {"where": Point(1)}  # the function applies its own defaults
+    assert read == {"center": Point(1), "color": Color.BLUE, "size": 3, "note": None, "weights": {"a": 1.0}}
+    assert PAINT.read({"center": {"x": 1}}) == {"center": Point(1)}  # the function applies its own defaults
 
 
 @each_row(
-    ("given", "said"),
+    ("arguments", "message"),
     [
-        ({}, "paint needs the argument 'where'; expected at least where"),
-        ({"where": {"x": 1}, "colour": "red"}, "paint has no argument 'colour'; did you mean 'color'?"),
-        ({"where": {"x": "1"}}, "paint: argument 'where.x': Expected `int`, got `str`"),
-        ({"where": {"x": 1.0}}, "paint: argument 'where.x': Expected `int`, got `float`"),
-        ({"where": {"x": True}}, "paint: argument 'where.x': Expected `int`, got `bool`"),
-        ({"where": {"x": 1}, "size": 10}, "paint: argument 'size': Expected `int` <= 9"),
-        ({"where": {"x": 1}, "tags": ["a", 1]}, "paint: argument 'tags[1]': Expected `str`, got `int`"),
-        ({"where": {"x": 1}, "tags": "a"}, "paint: argument 'tags': Expected `array`, got `str`"),
+        ({}, "paint needs the argument 'center'; expected at least center"),
+        ({"center": {"x": 1}, "colour": "red"}, "paint has no argument 'colour'; did you mean 'color'?"),
+        ({"center": {"x": "1"}}, "paint: argument 'center.x': Expected `int`, got `str`"),
+        ({"center": {"x": 1.0}}, "paint: argument 'center.x': Expected `int`, got `float`"),
+        ({"center": {"x": True}}, "paint: argument 'center.x': Expected `int`, got `bool`"),
+        ({"center": {"x": 1}, "size": 10}, "paint: argument 'size': Expected `int` <= 9"),
+        ({"center": {"x": 1}, "tags": ["a", 1]}, "paint: argument 'tags[1]': Expected `str`, got `int`"),
+        ({"center": {"x": 1}, "tags": "a"}, "paint: argument 'tags': Expected `array`, got `str`"),
         (
-            {"where": {"x": 1}, "unit": "m"},
+            {"center": {"x": 1}, "unit": "m"},
             "paint: argument 'unit': Invalid enum value 'm'; expected one of 'cm', 'in'",
         ),
-        ({"where": {"x": 1}, "color": None}, "paint: argument 'color': Expected `str`, got `null`"),
+        ({"center": {"x": 1}, "color": None}, "paint: argument 'color': Expected `str`, got `null`"),
     ],
 )
-def test_invalid_arguments_are_reported_with_the_expected_ones(given: dict[str, Any], said: str):
+def test_invalid_arguments_are_reported_with_the_expected_ones(arguments: dict[str, Any], message: str):
     with pytest.raises(ToolParseError) as caught:
-        PAINT.read(given)
-    assert str(caught.value).startswith(said)
+        PAINT.read(arguments)
+    assert str(caught.value).startswith(message)
 
 
 def test_error_messages_are_short_even_for_long_arguments():
-    for arguments in ({"a" * 10**6: 1}, {"where": {"x": 1}, "unit": "x" * 10**6}):
+    for arguments in ({"a" * 10**6: 1}, {"center": {"x": 1}, "unit": "x" * 10**6}):
         with pytest.raises(ToolParseError) as caught:
             PAINT.read(arguments)
         assert len(str(caught.value)) < 600
 
 
 def test_a_missing_annotation_accepts_anything_with_a_warning():
-    def look(at, what: int = 3):
+    def look(at, count: int = 3):
         """Look."""
 
     with pytest.warns(
         UserWarning, match="argument 'at' of tool 'look' has no annotation, so it accepts any JSON value"
     ):
         tool = make_tool(look)
-    assert tool.parameters["properties"] == {"at": {}, "what": {"type": "integer", "default": 3}}
+    assert tool.parameters["properties"] == {"at": {}, "count": {"type": "integer", "default": 3}}
     assert tool.read({"at": [1, None]}) == {"at": [1, None]}
 
 
@@ -221,7 +221,7 @@ def missing(a: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
 
 @each_row(
-    ("func", "said"),
+    ("func", "message"),
     [
         (3, "3 is not a tool; expected a function"),
         (lambda: 1, r"cannot be named '<lambda>'; expected .* use a def, or make_tool\(func, name=…\)"),
@@ -234,8 +234,8 @@ def missing(a: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
         (iter, "tool 'iter' hides its arguments"),
     ],
 )
-def test_an_invalid_tool_is_rejected(func: Any, said: str):
-    with pytest.raises(ConfigError, match=said):
+def test_an_invalid_tool_is_rejected(func: Any, message: str):
+    with pytest.raises(ConfigError, match=message):
         make_tool(func)
 
 
@@ -310,7 +310,7 @@ def call(arguments: Any, name: Any = "f") -> dict[str, Any]:
 
 
 @each_row(
-    ("given", "read"),
+    ("arguments", "read"),
     [
         ('{"a": "\\"x\\""}', {"a": '"x"'}),
         ("", {}),
@@ -321,12 +321,12 @@ def call(arguments: Any, name: Any = "f") -> dict[str, Any]:
         ({"a": 1}, {"a": 1}),
     ],
 )
-def test_arguments_are_a_json_object(given: Any, read: dict[str, Any]):
-    assert call_arguments(call(given)) == read
+def test_arguments_are_a_json_object(arguments: Any, read: dict[str, Any]):
+    assert call_arguments(call(arguments)) == read
 
 
 @each_row(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         ('{"a": 1', 'the arguments of f are not JSON .*truncated.*: {"a": 1; expected a JSON object'),
         ("{'a': 1}", "not JSON"),
@@ -340,9 +340,9 @@ def test_arguments_are_a_json_object(given: Any, read: dict[str, Any]):
         ("NaN", "not JSON"),
     ],
 )
-def test_malformed_arguments_are_reported(given: Any, said: str):
-    with pytest.raises(ToolParseError, match=said) as caught:
-        call_arguments(call(given))
+def test_malformed_arguments_are_reported(arguments: Any, message: str):
+    with pytest.raises(ToolParseError, match=message) as caught:
+        call_arguments(call(arguments))
     assert len(str(caught.value)) < 600
 
 

@@ -70,8 +70,8 @@ def test_estimators_return_values_computed_by_hand():
 def test_leave_one_out_subtracts_the_mean_of_the_other_rewards(group: list[float]):
     advantages = group_advantages(group, "leave_one_out")
     if advantages is not None:
-        others = [(sum(group) - r) / (len(group) - 1) for r in group]
-        assert advantages == pytest.approx([r - o for r, o in zip(group, others, strict=True)], abs=1e-9)
+        other_means = [(sum(group) - r) / (len(group) - 1) for r in group]
+        assert advantages == pytest.approx([r - o for r, o in zip(group, other_means, strict=True)], abs=1e-9)
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])

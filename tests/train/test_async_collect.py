@@ -39,7 +39,7 @@ def collector_settings(**fields: Any) -> Any:
     return settings(**{**defaults, "steps": 8, "checkpoint_every": 3, **fields})
 
 
-class Answers:
+class SimulatedClient:
     """A client whose responses take `passes(request)` iterations of the event loop instead of real time."""
 
     max_concurrent = 99
@@ -47,17 +47,17 @@ class Answers:
     def __init__(self, passes: Callable[[Request], int] = lambda request: 1):
         self.passes = passes
         self.version = 0
-        self.busy = self.most = 0
+        self.in_flight = self.peak_in_flight = 0
 
     async def respond(self, request: Request) -> Response:
-        self.busy += 1
-        self.most = max(self.most, self.busy)
+        self.in_flight += 1
+        self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         version = self.version
         try:
             for _ in range(self.passes(request)):
                 await asyncio.sleep(0)
         finally:
-            self.busy -= 1
+            self.in_flight -= 1
         text = f"{'aA'[request.seed % 2]}"
         return Response(vf.AssistantMessage(text), Usage(1, 1), tokens=StepTokens([1], [2], [-0.5], version))
 
@@ -71,7 +71,7 @@ def letters_env(count: int = 5, reward: Any = letters) -> vf.Environment:
 
 
 def new_collector(
-    config: RLConfig, client: Answers, run: Run, env: vf.Environment, step: int = 0, state: Any = None
+    config: RLConfig, client: SimulatedClient, run: Run, env: vf.Environment, step: int = 0, state: Any = None
 ) -> AsyncCollector:
     max_staleness = config.max_off_policy_steps
     return AsyncCollector(config, env, client, run, max_staleness=max_staleness, step=step, state=state or {})
@@ -80,7 +80,7 @@ def new_collector(
 async def collect(
     path: Path,
     config: Any,
-    client: Answers,
+    client: SimulatedClient,
     env: vf.Environment | None = None,
     start: int = 0,
     stop: int | None = None,
@@ -146,13 +146,13 @@ def test_no_rollout_is_lost_repeated_or_too_old_at_any_speed(
 ):
     path, rng = tmp_path_factory.mktemp("collector"), random.Random(seed)
     config = collector_settings(max_off_policy_steps=most)
-    client = Answers(lambda request: rng.choice([0, 1, 2, 5, 5 * slow]))
+    client = SimulatedClient(lambda request: rng.choice([0, 1, 2, 5, 5 * slow]))
     collected, _ = asyncio.run(
         collect(path, config, client, letters_env(rows), learning=lambda step: rng.randrange(learning + 1))
     )
     assert [len(collected_step.records) for collected_step in collected] == [GROUP_SIZE * GROUPS] * config.steps
     assert max(max_token_ages(collected)) <= most
-    assert client.most <= config.batch_size
+    assert client.peak_in_flight <= config.batch_size
     assert_complete(path, collected, config)
     assert sorted(example_ids(collected)) == sorted(i % rows for i in range(config.steps * GROUPS))
 
@@ -161,14 +161,14 @@ async def test_finished_groups_are_trained_first_and_a_slow_group_before_its_lim
     """The first group does not finish: other groups are trained before it, until the last step that may train it waits."""
     release = asyncio.Event()
 
-    class Slow(Answers):
+    class SlowClient(SimulatedClient):
         async def respond(self, request: Request) -> Response:
             response = await super().respond(request)
             if "say 0" in request.messages[-1]["content"] and self.version == 0:
                 await release.wait()
             return response
 
-    client, config = Slow(), collector_settings(steps=4)
+    client, config = SlowClient(), collector_settings(steps=4)
     with Run(tmp_path) as run:
         run.start("rl", {}, {})
         collector = new_collector(config, client, run, letters_env(50))
@@ -192,7 +192,7 @@ async def test_finished_groups_are_trained_first_and_a_slow_group_before_its_lim
 
 
 async def test_no_group_is_started_while_a_full_step_waits_for_the_trainer(tmp_path: Path):
-    client, config = Answers(), collector_settings(max_off_policy_steps=50, steps=100)
+    client, config = SimulatedClient(), collector_settings(max_off_policy_steps=50, steps=100)
     with Run(tmp_path) as run:
         run.start("rl", {}, {})
         collector = new_collector(config, client, run, letters_env())
@@ -205,7 +205,9 @@ async def test_no_group_is_started_while_a_full_step_waits_for_the_trainer(tmp_p
 
 
 async def test_repeated_examples_get_unique_keys_and_examples_keep_their_order(tmp_path: Path):
-    collected, _ = await collect(tmp_path, collector_settings(max_off_policy_steps=4), Answers(), letters_env(2))
+    collected, _ = await collect(
+        tmp_path, collector_settings(max_off_policy_steps=4), SimulatedClient(), letters_env(2)
+    )
     assert_complete(tmp_path, collected, None)
     names = {record.example_key for collected_step in collected for record in collected_step.records}
     assert any("@" in name for name in names) and any("#2" in name for name in names)
@@ -213,7 +215,9 @@ async def test_repeated_examples_get_unique_keys_and_examples_keep_their_order(t
     rows = [{"question": f"q{n}", "info": {"level": -n}} for n in range(12)]
     rubric = vf.Rubric()
     rubric.add_reward_func(letters, weight=1.0)
-    collected, _ = await collect(tmp_path / "c", curriculum, Answers(), vf.SingleTurnEnv(dataset=rows, rubric=rubric))
+    collected, _ = await collect(
+        tmp_path / "c", curriculum, SimulatedClient(), vf.SingleTurnEnv(dataset=rows, rubric=rubric)
+    )
     assert [sorted(example_ids([collected_step])) for collected_step in collected] == [
         [9, 10, 11],
         [6, 7, 8],
@@ -227,12 +231,12 @@ async def test_dynamic_sampling_does_not_count_zero_advantage_groups(tmp_path: P
         return 0.5 if state["input"]["example_id"] % 2 else float(state["seed"] % 1000)
 
     config = collector_settings(filter__dynamic_sampling_rounds=2, steps=5)
-    collected, _ = await collect(tmp_path, config, Answers(), letters_env(8, reward))
+    collected, _ = await collect(tmp_path, config, SimulatedClient(), letters_env(8, reward))
     for collected_step in collected:
         assert collected_step.metrics["groups/all"] - collected_step.metrics["groups/zero_spread"] == GROUPS
         assert collected_step.metrics["groups/resampled"] == collected_step.metrics["groups/zero_spread"]
     assert sum(collected_step.metrics["groups/resampled"] for collected_step in collected) >= 10
-    collected, _ = await collect(tmp_path / "flat", config, Answers(), letters_env(8, lambda completion: 0.5))
+    collected, _ = await collect(tmp_path / "flat", config, SimulatedClient(), letters_env(8, lambda completion: 0.5))
     assert {collected_step.metrics["groups/all"] for collected_step in collected} == {
         3.0 * GROUPS
     }  # they count after the last round
@@ -246,7 +250,9 @@ async def test_a_failed_rollout_affects_no_other_and_a_step_of_failures_raises(t
         return letters(completion)
 
     always_fails = False
-    collected, _ = await collect(tmp_path / "some", collector_settings(), Answers(), letters_env(5, failing_reward))
+    collected, _ = await collect(
+        tmp_path / "some", collector_settings(), SimulatedClient(), letters_env(5, failing_reward)
+    )
     assert (
         sum(collected_step.metrics["rollouts/failed"] for collected_step in collected)
         == GROUP_SIZE * example_ids(collected).count(1)
@@ -255,7 +261,7 @@ async def test_a_failed_rollout_affects_no_other_and_a_step_of_failures_raises(t
     assert_complete(tmp_path / "some", collected, None)
     always_fails = True
     with pytest.raises(RunError, match=r"every rollout of step 1 failed.*not today"):
-        await collect(tmp_path / "all", collector_settings(), Answers(), letters_env(5, failing_reward))
+        await collect(tmp_path / "all", collector_settings(), SimulatedClient(), letters_env(5, failing_reward))
     assert all(record.error for record in rollouts_of(tmp_path / "all"))
 
 
@@ -271,19 +277,19 @@ async def test_an_error_inside_the_collector_ends_the_run(tmp_path: Path, monkey
 
     monkeypatch.setattr(Run, "append_rollout", append_until_full)
     with pytest.raises(OSError, match="no space left"):
-        await collect(tmp_path, collector_settings(), Answers())
+        await collect(tmp_path, collector_settings(), SimulatedClient())
 
 
 async def test_cancellation_stops_all_tasks_and_keeps_finished_rollouts(tmp_path: Path):
-    client = Answers(lambda request: 10**6 if request.seed % 2 else 1)
+    client = SimulatedClient(lambda request: 10**6 if request.seed % 2 else 1)
     task = asyncio.create_task(collect(tmp_path, collector_settings(), client))
     for _ in range(100):
         await asyncio.sleep(0)
     earlier_tasks = asyncio.all_tasks()
-    assert client.busy > 0 and len(earlier_tasks) > 2
+    assert client.in_flight > 0 and len(earlier_tasks) > 2
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert task.cancelled() and client.busy == 0
+    assert task.cancelled() and client.in_flight == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert {record.step for record in rollouts_of(tmp_path)} == {1}
     assert 0 < len(rollouts_of(tmp_path)) < GROUP_SIZE * GROUPS  # finished members of incomplete groups
@@ -296,17 +302,19 @@ def test_a_resumed_collector_repeats_no_finished_rollout(
 ):
     path, rng = tmp_path_factory.mktemp("collector"), random.Random(seed)
     config = collector_settings(filter__dynamic_sampling_rounds=resample)
-    client = Answers(lambda request: rng.choice([1, 2, 3, 40]))
+    client = SimulatedClient(lambda request: rng.choice([1, 2, 3, 40]))
     first, saved_state = asyncio.run(collect(path, config, client, letters_env(rows), stop=stop))
     with (path / "rollouts.jsonl").open("r+b") as file:  # as resuming from the checkpoint after that step does
         file.truncate(saved_state.pop("bytes"))
     finished = [r for r in rollouts_of(path) if (r.step or 0) > stop]
-    rest, _ = asyncio.run(collect(path, config, client, letters_env(rows), start=stop, state=saved_state))
-    collected = [*first, *rest]
+    resumed, _ = asyncio.run(collect(path, config, client, letters_env(rows), start=stop, state=saved_state))
+    collected = [*first, *resumed]
     assert_complete(path, collected, config)
     assert max(max_token_ages(collected)) <= config.max_off_policy_steps
     tokens_by_rollout = {
-        (r.step, r.seed): [turn.tokens for turn in r.steps] for collected_step in rest for r in collected_step.records
+        (r.step, r.seed): [turn.tokens for turn in r.steps]
+        for collected_step in resumed
+        for r in collected_step.records
     }
     assert all(
         tokens_by_rollout[record.step, record.seed] == [turn.tokens for turn in record.steps] for record in finished
@@ -316,22 +324,22 @@ def test_a_resumed_collector_repeats_no_finished_rollout(
 
 
 def test_time_average_weights_values_by_duration(monkeypatch: pytest.MonkeyPatch):
-    now = [100.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    clock = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     average = TimeAverage()
     for seconds, value in ((1.0, 4), (3.0, 2)):
-        now[0] += seconds
+        clock[0] += seconds
         average.set(value)
-    now[0] += 4.0
+    clock[0] += 4.0
     assert average.mean() == (0 * 1 + 4 * 3 + 2 * 4) / 8
-    now[0] += 1.0
+    clock[0] += 1.0
     assert average.mean() == 2
 
 
 # Training with a model
 
 
-class Sleeps(vf.MultiTurnEnv):
+class DelayedEnv(vf.MultiTurnEnv):
     """An environment that responds with a delay, much longer for some rollouts."""
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> str:
@@ -342,7 +350,7 @@ class Sleeps(vf.MultiTurnEnv):
 def sleeping_env() -> vf.Environment:
     rubric = vf.Rubric()
     rubric.add_reward_func(letters, weight=1.0)
-    return Sleeps(dataset=[{"question": f"say {n}"} for n in range(4)], rubric=rubric, max_turns=2)
+    return DelayedEnv(dataset=[{"question": f"say {n}"} for n in range(4)], rubric=rubric, max_turns=2)
 
 
 def async_settings(**fields: Any) -> Any:
@@ -366,8 +374,8 @@ def test_every_token_is_trained_with_the_version_that_sampled_it(tmp_path: Path)
             versions = [version for version, _ in step.tokens.versions]
             assert versions == sorted(versions) and versions[-1] < (record.step or 0)
             mixed += len(versions) > 1
-    seen = {version for r in records for s in r.steps if s.tokens for version, _ in s.tokens.versions}
-    assert len(seen) > 4
+    sampled_versions = {version for r in records for s in r.steps if s.tokens for version, _ in s.tokens.versions}
+    assert len(sampled_versions) > 4
 
 
 @pytest.mark.slow
@@ -403,12 +411,12 @@ def test_a_killed_run_resumes_and_trains_every_rollout_once(tmp_path: Path, kill
 @pytest.mark.slow
 @pytest.mark.usefixtures("bf16_products")
 @pytest.mark.parametrize(
-    "more",
+    "overrides",
     [{"lora__rank": 2}, {"bf16_sampling": True}, {"loss__kl_penalty": 1.0, "loss__sync_reference_every": 2}],
     ids=str,
 )
 def test_the_sampler_receives_new_weights_during_generation(
-    tmp_path: Path, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     equal: list[bool] = []
     busy: list[int] = []
@@ -422,11 +430,11 @@ def test_the_sampler_receives_new_weights_during_generation(
         equal.append(all(sampled[name].equal(weight.to(sampled[name].dtype)) for name, weight in weights.items()))
 
     monkeypatch.setattr(_Loop, "publish", publish)
-    train(tmp_path, async_settings(steps=6, **more), sleeping_env())
+    train(tmp_path, async_settings(steps=6, **overrides), sleeping_env())
     assert len(equal) == 7 and all(equal)
     assert any(busy)
     first = metrics_of(tmp_path)[0]
-    assert first["off_policy/max"] == 0 and first["logprob_diff/max"] < (0.2 if "bf16_sampling" in more else 1e-4)
+    assert first["off_policy/max"] == 0 and first["logprob_diff/max"] < (0.2 if "bf16_sampling" in overrides else 1e-4)
 
 
 @pytest.mark.broad

@@ -32,7 +32,7 @@ from rove.vllm.engine import VLLMEngine
 from rove.vllm.server import VLLMConfig
 from tests.train.test_evaluation import envs, table
 from tests.train.test_rl import metrics_of, one_turn, rollouts_of, settings, two_turns
-from tests.vllm.test_engine import quick
+from tests.vllm.test_engine import set_backoff
 
 __all__ = ["envs"]
 
@@ -95,7 +95,7 @@ def test_training_through_a_server_raises_the_reward(tmp_path: Path, fake: FakeV
     assert_on_policy(run)
     rewards = [row["reward/mean"] for row in metrics_of(run)]
     assert sum(rewards[-2:]) > sum(rewards[:2])
-    updates = [body["new_version"] for path, body in fake.asked if path == "/update_weight_version"]
+    updates = [body["new_version"] for path, body in fake.requests if path == "/update_weight_version"]
     assert updates == [str(version) for version in range(6)]
     assert not list((run / "vllm").glob("weights-*"))
 
@@ -122,7 +122,7 @@ def test_evaluations_use_the_same_server(tmp_path: Path, fake: FakeVLLM, envs: s
     train(run, vllm_settings(fake.url, steps=2, evaluation=[table(every=1)], env_dir=envs))
     assert all(any(name.startswith("eval/") for name in row) for row in metrics_of(run))
     temperatures = [
-        body["sampling_params"]["temperature"] for path, body in fake.asked if path == "/inference/v1/generate"
+        body["sampling_params"]["temperature"] for path, body in fake.requests if path == "/inference/v1/generate"
     ]
     assert 0.0 in temperatures
 
@@ -140,7 +140,7 @@ def weight_calls(fake: FakeVLLM) -> list[str]:
     """Return the methods called on the workers and the requests to load adapters."""
     return [
         body["method"] if path == "/collective_rpc" else path
-        for path, body in fake.asked
+        for path, body in fake.requests
         if path in ("/collective_rpc", "/v1/load_lora_adapter")
     ]
 
@@ -168,11 +168,11 @@ def adapter_bytes(folder: Path) -> int:
 
 @pytest.mark.broad
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     first_quick([("no_lora", "HTTP 404"), ("refuses_lora", "does not yet support DoRA"), ("", "")], broad=0),
 )
 def test_a_rejected_adapter_is_merged_into_full_weights(
-    tmp_path: Path, fake: FakeVLLM, fault: str, said: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, fake: FakeVLLM, fault: str, message: str, caplog: pytest.LogCaptureFixture
 ):
     run = tmp_path / "run"
     fake.faults += [fault] * bool(fault)
@@ -182,7 +182,7 @@ def test_a_rejected_adapter_is_merged_into_full_weights(
     train(run, config)
     assert_on_policy(run)
     warnings = "\n".join(record.getMessage() for record in caplog.records if "rove.train.backends" in record.name)
-    assert said in warnings
+    assert message in warnings
     assert ("receives full weights with the adapter merged" in warnings) == bool(fault)
     assert weight_calls(fake).count("reload_weights") == (4 if fault else 3)
     assert not list((run / "vllm").glob("weights-*"))
@@ -215,7 +215,7 @@ def test_a_server_with_other_logprobs_after_an_update_ends_the_run(tmp_path: Pat
 
 @pytest.mark.broad
 def test_a_run_whose_server_fails_can_be_resumed_from_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    quick(monkeypatch)
+    set_backoff(monkeypatch)
     tiny_model().save(tmp_path / "theirs")
     fake, run = FakeVLLM(tmp_path / "theirs"), tmp_path / "run"
 
@@ -242,8 +242,8 @@ def small_caches(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
 
 
-def start_backend(model: LoadedModel, path: Path, **more: Any) -> VLLMBackend:
-    config = settings(backend="vllm", vllm=VLLMConfig(**{**VLLM_FIELDS, **more}))
+def start_backend(model: LoadedModel, path: Path, **fields: Any) -> VLLMBackend:
+    config = settings(backend="vllm", vllm=VLLMConfig(**{**VLLM_FIELDS, **fields}))
     sampler = make_backend(config, model, path)
     assert isinstance(sampler, VLLMBackend)
     return sampler
@@ -273,7 +273,7 @@ def test_a_real_server_runs_the_parity_check_before_queued_requests(tmp_path: Pa
     loaded = model_with_head_size_32("llama")
     sampler = start_backend(loaded, tmp_path, args=[*VLLM_FIELDS["args"], "--max-num-seqs", "2"])
 
-    async def crowd() -> int:
+    async def send_requests() -> int:
         sampling = SamplingParams(max_tokens=200, ignore_eos=True)
         tasks = [asyncio.create_task(sampler.engine.generate([7, 8, number], sampling)) for number in range(30)]
         await asyncio.sleep(0.3)
@@ -286,7 +286,7 @@ def test_a_real_server_runs_the_parity_check_before_queued_requests(tmp_path: Pa
 
     try:
         sampler.publish(0)
-        assert asyncio.run(crowd()) < 15
+        assert asyncio.run(send_requests()) < 15
     finally:
         asyncio.run(sampler.close())
 
@@ -388,8 +388,8 @@ def test_a_real_server_that_hangs_is_restarted(tmp_path: Path):
 @pytest.mark.slow
 def test_only_the_adapter_is_sent_to_a_real_server_that_is_killed(tmp_path: Path):
     loaded = model_with_head_size_32("llama")
-    more = {"lora__rank": 4, "learning_rate": 0.02, "checkpoint_every": 99}
-    config = settings(backend="vllm", vllm=VLLMConfig(**VLLM_FIELDS), steps=4, **more)
+    options = {"lora__rank": 4, "learning_rate": 0.02, "checkpoint_every": 99}
+    config = settings(backend="vllm", vllm=VLLMConfig(**VLLM_FIELDS), steps=4, **options)
 
     train(tmp_path / "run", config, loaded=loaded, on_step=kill_in_step_2)
     assert_on_policy(tmp_path / "run", 1e-3)

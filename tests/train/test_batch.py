@@ -52,7 +52,7 @@ def visible_tokens(batch: Batch) -> dict[int, tuple[int, ...]]:
     if batch.packing is None:
         width = batch.ids.shape[1]
         return {i: tuple(ids[i // width * width : i + 1]) for i in range(len(ids))}
-    seen, queried = {}, []
+    visible, queried = {}, []
     for rows in batch.packing.padded_rows:
         for index in rows.real_indices.tolist():
             b, j = divmod(index, rows.queries.shape[1])
@@ -62,25 +62,25 @@ def visible_tokens(batch: Batch) -> dict[int, tuple[int, ...]]:
             keys = keys[: j + 1] if rows.bias is None else keys
             assert int(keys[-1]) == token
             assert batch.positions is not None and batch.positions[0, token] == len(keys) - 1
-            seen[token] = tuple(ids[int(key)] for key in keys)
+            visible[token] = tuple(ids[int(key)] for key in keys)
     assert sorted(queried) == list(range(len(ids)))
     assert [queried[i] for i in batch.packing.token_order.tolist()] == list(range(len(ids)))
     path_indices, offsets, shared = batch.packing.flat_paths
     for b, first in enumerate(shared.tolist()):
         path = path_indices[offsets[b] : offsets[b + 1]].tolist()
-        assert all(seen[path[i]] == tuple(ids[index] for index in path[: i + 1]) for i in range(first, len(path)))
-    return seen
+        assert all(visible[path[i]] == tuple(ids[index] for index in path[: i + 1]) for i in range(first, len(path)))
+    return visible
 
 
 def terms(batch: Batch) -> dict[int, list[Term]]:
     """Map the index of each sequence of the batch to its trained tokens."""
     assert batch.ids.dtype == torch.long
-    seen, terms_by_sequence = visible_tokens(batch), {}
+    visible, terms_by_sequence = visible_tokens(batch), {}
     rows = batch.rows.tolist()
     assert rows == sorted(rows)
     for m, row in enumerate(rows):
         term = (
-            seen[int(batch.predicting[row])],
+            visible[int(batch.predicting[row])],
             int(batch.targets[m]),
             batch.logprobs[m].item(),
             batch.advantages[m].item(),

@@ -21,7 +21,7 @@ from rove.train.config import RLConfig
 from rove.train.rl import train_rl
 from tests.train.test_loggers import Fake
 from tests.train.test_rl import Killed, metrics_of, settings, train, two_turns
-from tests.train.test_sft import lawful
+from tests.train.test_sft import learnable_rollouts
 from tests.train.test_sft import settings as sft_settings
 from tests.train.test_sft import train as train_sft
 
@@ -31,7 +31,7 @@ SENSITIVE_LIMITS = AlertLimits(window=1, length_factor=0.1, grad_norm_factor=1e-
 
 def train_with_callbacks(path: Path, config: RLConfig) -> tuple[list[Finding], list[tuple[int, RolloutRecord]]]:
     alerts: list[Finding] = []
-    shown: list[tuple[int, RolloutRecord]] = []
+    samples: list[tuple[int, RolloutRecord]] = []
     with Run(path) as run:
         run.start("rl", {}, {})
         asyncio.run(
@@ -41,10 +41,10 @@ def train_with_callbacks(path: Path, config: RLConfig) -> tuple[list[Finding], l
                 tiny_model(),
                 run,
                 on_alert=alerts.append,
-                on_sample=lambda step, record: shown.append((step, record)),
+                on_sample=lambda step, record: samples.append((step, record)),
             )
         )
-    return alerts, shown
+    return alerts, samples
 
 
 def test_an_alert_is_reported_once_and_saved(tmp_path: Path):
@@ -72,11 +72,11 @@ def test_a_resumed_run_has_every_alert_once(tmp_path: Path, kills: list[int]):
 
 @pytest.mark.slow
 def test_a_rollout_is_shown_every_n_steps(tmp_path: Path):
-    _, shown = train_with_callbacks(tmp_path, settings(show_every=2))
-    assert [(step, record.step) for step, record in shown] == [(2, 2), (4, 4)]
+    _, samples = train_with_callbacks(tmp_path, settings(show_every=2))
+    assert [(step, record.step) for step, record in samples] == [(2, 2), (4, 4)]
     assert [
         record.example_key for _, record in train_with_callbacks(tmp_path / "again", settings(show_every=2))[1]
-    ] == [record.example_key for _, record in shown]
+    ] == [record.example_key for _, record in samples]
 
 
 @pytest.mark.broad
@@ -98,7 +98,7 @@ def test_loggers_receive_the_metrics_of_the_run_folder(tmp_path: Path, monkeypat
 def test_sft_has_alerts_and_loggers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     library = Fake("trackio")
     monkeypatch.setitem(sys.modules, "trackio", library)
-    train_sft(tmp_path, sft_settings(alerts=SENSITIVE_LIMITS, loggers=["trackio"]), lawful())
+    train_sft(tmp_path, sft_settings(alerts=SENSITIVE_LIMITS, loggers=["trackio"]), learnable_rollouts())
     assert [alert["id"] for alert in Run(tmp_path).alerts()] == ["grad_norm_spike"]
     assert len([call for call in library.calls if call[0] == "log"]) == len(metrics_of(tmp_path)) == 16
     assert library.calls[-1] == ("finish", None)

@@ -94,7 +94,7 @@ def change_line(file: Path, number: int) -> None:
     file.write_bytes(b"".join(lines))
 
 
-class Code:
+class CodeRunner:
     """An object that runs code when it is unpickled."""
 
     def __reduce__(self) -> Any:
@@ -109,7 +109,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "trainer.pt is missing": (lambda run: (run / "checkpoints/4/trainer.pt").unlink(), r"it has no trainer\.pt"),
     "trainer.pt holds code": (
-        lambda run: torch.save({"optimizer": Code()}, run / "checkpoints/4/trainer.pt"),
+        lambda run: torch.save({"optimizer": CodeRunner()}, run / "checkpoints/4/trainer.pt"),
         r"trainer\.pt cannot be read \(Weights only load failed",
     ),
     "trainer.pt holds something else": (
@@ -196,12 +196,12 @@ def test_no_file_is_changed_if_no_checkpoint_is_intact(stopped: Path, tmp_path: 
     shutil.copytree(stopped, path)
     truncate(path / "checkpoints/2/model.safetensors")
     change_line(path / "metrics.jsonl", 3)
-    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    old_files = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     with pytest.raises(
         RunError, match=r"(?s)no checkpoint of .* is intact:.*step 4: metrics.*step 2: model.*--overwrite"
     ):
         recover(Run(path))
-    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == old_files
 
 
 def test_recover_does_not_change_an_intact_run(stopped: Path):
@@ -316,10 +316,10 @@ def test_shards_are_checked_and_read(shards: tuple[Path, Any]):
     path, trainer = shards
     check_shards(path)
     with torch.no_grad():
-        before = trainer.model.lm_head.weight.clone()
+        old_weight = trainer.model.lm_head.weight.clone()
         trainer.model.lm_head.weight.zero_()
     read_shards(path, trainer.model, trainer.optimizer, None)
-    assert torch.equal(trainer.model.lm_head.weight, before)
+    assert torch.equal(trainer.model.lm_head.weight, old_weight)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -343,7 +343,7 @@ def test_damaged_shards_are_rejected(shards: tuple[Path, Any], tmp_path: Path):
         check_shards(path)
 
 
-class Marks:
+class FolderCreator:
     """An object that creates a folder when it is unpickled."""
 
     def __init__(self, folder: Path):
@@ -359,13 +359,13 @@ def test_code_in_shards_is_never_run(tmp_path: Path):
     ran, path = tmp_path / "ran", tmp_path / "checkpoint"
     loaded = tiny_model()
     trainer = Trainer(loaded.model, 1e-2)
-    trainer.optimizer.param_groups[0]["lr"] = Marks(ran)
+    trainer.optimizer.param_groups[0]["lr"] = FolderCreator(ran)
     write_shards(path, loaded.model, trainer.optimizer, None)
     trainer.optimizer.param_groups[0]["lr"] = 1e-2
     with pytest.raises(RunError, match="shards cannot be read: .*Weights only load failed"):
         read_shards(path, loaded.model, trainer.optimizer, None)
     assert not ran.exists()
-    (path / "shards/.metadata").write_bytes(pickle.dumps(Marks(ran)))
+    (path / "shards/.metadata").write_bytes(pickle.dumps(FolderCreator(ran)))
     with pytest.raises(RunError, match=r"posix\.mkdir does not belong in a checkpoint"):
         read_shards(path, loaded.model, trainer.optimizer, None)
     assert not ran.exists()

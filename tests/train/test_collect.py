@@ -6,8 +6,8 @@ from typing import Any
 
 import openai
 import pytest
-from fakes import record_of
-from made import record
+from fakes import make_rollout
+from run_folders import make_record
 from tiers import first_quick
 
 import rove as vf
@@ -21,13 +21,13 @@ from tests.train.test_rl import Killed, letters, metrics_of, rollouts_of, settin
 LEVELS = [3, 1, 2, 0] * 4
 
 
-class Moody(vf.SingleTurnEnv):
+class MixedRewardEnv(vf.SingleTurnEnv):
     """An environment in which multiples of 4 score 1, other even examples 0, and odd examples vary."""
 
-    def __init__(self, dead: bool = True, count: int = 16):
+    def __init__(self, zero_advantages: bool = True, count: int = 16):
         def reward(completion: vf.Messages, info: dict[str, Any]) -> float:
             number = info["number"]
-            return float(number % 4 == 0) if dead and number % 2 == 0 else letters(completion)
+            return float(number % 4 == 0) if zero_advantages and number % 2 == 0 else letters(completion)
 
         rubric = vf.Rubric()
         rubric.add_reward_func(reward, weight=1.0)
@@ -47,9 +47,9 @@ def metric_values(path: Path, name: str) -> list[float]:
 
 
 def test_dynamic_sampling_replaces_zero_advantage_groups(tmp_path: Path):
-    train(tmp_path / "plain", settings(steps=2), Moody())
-    train(tmp_path / "once", settings(steps=2, filter__dynamic_sampling_rounds=1), Moody())
-    train(tmp_path / "often", settings(steps=2, filter__dynamic_sampling_rounds=9), Moody())
+    train(tmp_path / "plain", settings(steps=2), MixedRewardEnv())
+    train(tmp_path / "once", settings(steps=2, filter__dynamic_sampling_rounds=1), MixedRewardEnv())
+    train(tmp_path / "often", settings(steps=2, filter__dynamic_sampling_rounds=9), MixedRewardEnv())
     assert [len(step) for step in examples_by_step(tmp_path / "plain")] == [4, 4]
     assert metric_values(tmp_path / "plain", "groups/resampled") == [0, 0]
     assert metric_values(tmp_path / "once", "groups/rounds") == [1, 1]
@@ -66,7 +66,7 @@ def test_dynamic_sampling_replaces_zero_advantage_groups(tmp_path: Path):
 
 
 def test_keys_within_a_step_are_unique_for_repeated_examples(tmp_path: Path):
-    train(tmp_path, settings(steps=1, filter__dynamic_sampling_rounds=9), Moody(count=3))
+    train(tmp_path, settings(steps=1, filter__dynamic_sampling_rounds=9), MixedRewardEnv(count=3))
     keys = Counter((r.example_key, r.rollout_index) for r in rollouts_of(tmp_path))
     assert set(keys.values()) == {1}
     assert len({r.seed for r in rollouts_of(tmp_path)}) == len(rollouts_of(tmp_path))
@@ -117,11 +117,11 @@ def record_with_errors(*names: str, **fields: Any) -> RolloutRecord:
     """Return a scored rollout in which the named reward functions raised an error."""
     weights = {"right": 1.0, "tidy": 0.2}
     errors = {REWARD_ERRORS: dict.fromkeys(names, "KeyError: key")} if names else {}
-    return record(scores=Scores(0.0, dict.fromkeys(weights, 0.0), weights, extras=errors), **fields)
+    return make_record(scores=Scores(0.0, dict.fromkeys(weights, 0.0), weights, extras=errors), **fields)
 
 
 def test_a_reward_function_that_always_raises_is_an_error_in_step_1_only():
-    failed_rollout = record(win=None)
+    failed_rollout = make_record(win=None)
     with pytest.raises(RunError, match="right raised in every rollout, which counts as 0.0: KeyError: key"):
         check_rewards([record_with_errors("right", "tidy"), failed_rollout, record_with_errors("right")], 1)
     check_rewards([record_with_errors("right"), record_with_errors("right")], 2)
@@ -131,8 +131,8 @@ def test_a_reward_function_that_always_raises_is_an_error_in_step_1_only():
 
 
 def test_a_reward_function_that_raises_in_only_one_environment_is_no_error():
-    other = Scores(1.0, {"other": 1.0}, {"other": 1.0})
-    check_rewards([record_with_errors("right", env_id="a"), record(scores=other, env_id="b")], 1)
+    other_scores = Scores(1.0, {"other": 1.0}, {"other": 1.0})
+    check_rewards([record_with_errors("right", env_id="a"), make_record(scores=other_scores, env_id="b")], 1)
     check_rewards([record_with_errors("right", env_id="a"), record_with_errors(env_id="b")], 1)
 
 
@@ -159,7 +159,7 @@ def test_an_agent_that_sets_its_own_temperature_is_rejected(tmp_path: Path, step
 @pytest.mark.broad
 def test_examples_that_always_fail_or_succeed_are_skipped(tmp_path: Path):
     config = settings(steps=8, filter__hard_threshold=0.0, filter__easy_threshold=1.0)
-    train(tmp_path, config, Moody())
+    train(tmp_path, config, MixedRewardEnv())
     steps = examples_by_step(tmp_path)
     assert {i for step in steps[:4] for i in step} == set(range(16))
     assert all(i % 2 for step in steps[4:] for i in step)
@@ -169,7 +169,11 @@ def test_examples_that_always_fail_or_succeed_are_skipped(tmp_path: Path):
 
 @pytest.mark.broad
 def test_skipped_examples_are_tried_again_after_the_difficulty_window(tmp_path: Path):
-    train(tmp_path, settings(steps=12, filter__hard_threshold=0.0, filter__difficulty_window=5, max_tokens=2), Moody())
+    train(
+        tmp_path,
+        settings(steps=12, filter__hard_threshold=0.0, filter__difficulty_window=5, max_tokens=2),
+        MixedRewardEnv(),
+    )
     first, later = examples_by_step(tmp_path)[4:5], examples_by_step(tmp_path)[5:]
     assert all(i % 4 != 2 for step in first for i in step)
     assert any(i % 4 == 2 for step in later for i in step)
@@ -184,7 +188,7 @@ def test_skipped_examples_are_tried_again_after_the_difficulty_window(tmp_path: 
     ],
 )
 def test_a_column_determines_the_examples_of_a_step(tmp_path: Path, options: dict[str, Any], mixes: bool):
-    train(tmp_path, settings(steps=4, max_tokens=2, **options), Moody(dead=False))
+    train(tmp_path, settings(steps=4, max_tokens=2, **options), MixedRewardEnv(zero_advantages=False))
     levels = [sorted(LEVELS[i] for i in step) for step in examples_by_step(tmp_path)]
     assert levels == ([[0, 1, 2, 3]] * 4 if mixes else [[0] * 4, [1] * 4, [2] * 4, [3] * 4])
 
@@ -193,12 +197,12 @@ def test_a_column_determines_the_examples_of_a_step(tmp_path: Path, options: dic
 def test_the_number_of_quantiles_changes_the_order(tmp_path: Path):
     for bins in (2, 4):
         options = {"curriculum__stratify": "level", "curriculum__stratify_bins": bins}
-        train(tmp_path / str(bins), settings(steps=4, max_tokens=2, **options), Moody(dead=False))
+        train(tmp_path / str(bins), settings(steps=4, max_tokens=2, **options), MixedRewardEnv(zero_advantages=False))
     assert examples_by_step(tmp_path / "2") != examples_by_step(tmp_path / "4")
 
 
 def test_a_shuffled_run_has_another_order(tmp_path: Path):
-    train(tmp_path, settings(steps=4, max_tokens=2, curriculum__shuffle=True), Moody(dead=False))
+    train(tmp_path, settings(steps=4, max_tokens=2, curriculum__shuffle=True), MixedRewardEnv(zero_advantages=False))
     flat = [i for step in examples_by_step(tmp_path) for i in step]
     assert sorted(flat) == list(range(16))
     assert [sorted(step) for step in examples_by_step(tmp_path)] != [
@@ -231,11 +235,11 @@ ALL_OPTIONS = {
 )
 def test_a_killed_run_draws_the_same_examples_and_ends_with_the_same_weights(tmp_path: Path, options: dict[str, Any]):
     config = settings(steps=7, **options)
-    train(tmp_path / "whole", config, Moody())
+    train(tmp_path / "whole", config, MixedRewardEnv())
     for kill_at in (1, 3, 6):
         with pytest.raises(Killed):
-            train(tmp_path / "killed", config, Moody(), kill_at)
-    train(tmp_path / "killed", config, Moody())
+            train(tmp_path / "killed", config, MixedRewardEnv(), kill_at)
+    train(tmp_path / "killed", config, MixedRewardEnv())
     assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
     assert rollouts_of(tmp_path / "killed") == rollouts_of(tmp_path / "whole")
@@ -252,21 +256,21 @@ def test_invalid_settings_are_rejected_before_training(tmp_path: Path):
         with pytest.raises(ConfigError, match=message):
             settings(**wrong).check()
     with pytest.raises(ConfigError, match="no column 'lvl'"):
-        train(tmp_path, settings(curriculum__stratify="lvl"), Moody())
+        train(tmp_path, settings(curriculum__stratify="lvl"), MixedRewardEnv())
     with pytest.raises(ConfigError, match="no rows"):
         train(tmp_path, settings(), vf.SingleTurnEnv(dataset=[]))
 
 
 def test_metrics_are_averaged_over_the_rollouts_that_have_them() -> None:
-    a = record_of(scores=Scores(1.0, {"win": 1.0, "form": 0.5}, {}, {"turns": 2.0}))
-    b = record_of(scores=Scores(0.0, {"form": 0.0}, {}, {"turns": 4.0, "length": 7.0}))
+    a = make_rollout(scores=Scores(1.0, {"win": 1.0, "form": 0.5}, {}, {"turns": 2.0}))
+    b = make_rollout(scores=Scores(0.0, {"form": 0.0}, {}, {"turns": 4.0, "length": 7.0}))
     metrics = rollout_metrics([b, a])
     assert (metrics["reward/win"], metrics["reward/form"]) == (1.0, 0.25)
     assert (metrics["metrics/turns"], metrics["metrics/length"]) == (3.0, 7.0)
 
 
 def test_the_environments_stops_end_training_responses(tmp_path: Path):
-    env = Moody()
+    env = MixedRewardEnv()
     env.sampling_args = {"stop": ["X"], "top_p": 0.5, "max_tokens": 99}
     config = settings()
     with Run(tmp_path) as run:

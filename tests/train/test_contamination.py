@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import environment
+from commands import write_environment
 from flat_settings import with_tables
 from tiers import each_row
-from toys import Quiz, rows
+from toy_envs import Quiz, rows
 
 from rove.core.config import convert
 from rove.core.errors import ConfigError
@@ -60,7 +60,7 @@ def test_only_the_rows_used_by_the_run_are_read_from_a_generator():
 
 
 def test_find_overlaps_counts_evaluation_rows_that_are_also_trained_on(tmp_path: Path):
-    environment(tmp_path, "shared_rows", SOURCE)
+    write_environment(tmp_path, "shared_rows", SOURCE)
     trained = {example_key(row) for row in Quiz(count=20).get_dataset()}
     evaluations = [
         EvaluationConfig(env="shared_rows", name="same"),
@@ -69,8 +69,8 @@ def test_find_overlaps_counts_evaluation_rows_that_are_also_trained_on(tmp_path:
         EvaluationConfig(env="shared_rows", name="others", env_args={"first": 20}),
         EvaluationConfig(env="shared_rows", name="lines", kind="exhaustive"),
     ]
-    found = find_overlaps(evaluations, tmp_path, trained)
-    assert found == [Overlap("same", 20, 30), Overlap("few", 5, 5), Overlap("all", 5, 30), Overlap("others", 0, 30)]
-    assert str(found[0]) == "same: 20 of 30 rows are also trained on"
+    overlaps = find_overlaps(evaluations, tmp_path, trained)
+    assert overlaps == [Overlap("same", 20, 30), Overlap("few", 5, 5), Overlap("all", 5, 30), Overlap("others", 0, 30)]
+    assert str(overlaps[0]) == "same: 20 of 30 rows are also trained on"
     with pytest.raises(ConfigError):
         find_overlaps([EvaluationConfig(env="shared_rowz")], tmp_path, trained)

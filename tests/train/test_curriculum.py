@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from fakes import record_of
+from fakes import make_rollout
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,12 +23,12 @@ def make_order(
     return ExampleOrder(examples, CurriculumConfig(**options), seed, steps, width)
 
 
-def examples_by_step(made: ExampleOrder, difficulty: Difficulty = NO_FILTER) -> list[list[int]]:
+def examples_by_step(order: ExampleOrder, difficulty: Difficulty = NO_FILTER) -> list[list[int]]:
     """Return the examples of each step."""
     position, steps = 0, []
-    for step in range(made.steps):
-        draw = StepExamples(made, difficulty, step, position)
-        steps.append(draw.take(made.groups))
+    for step in range(order.steps):
+        draw = StepExamples(order, difficulty, step, position)
+        steps.append(draw.take(order.groups))
         position = draw.position
     return steps
 
@@ -154,7 +154,7 @@ def test_columns_of_info_can_be_used():
 
 
 def records(rewards: dict[int, float | None], step: int = 1) -> list[Any]:
-    return [record_of(reward=reward, example_id=i, step=step) for i, reward in rewards.items()]
+    return [make_rollout(reward=reward, example_id=i, step=step) for i, reward in rewards.items()]
 
 
 @pytest.mark.parametrize(

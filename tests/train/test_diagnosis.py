@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from made import made_run, record, scores
+from run_folders import make_record, make_scores, write_run_folder
 from tiers import each_row
 
 from rove.runs.run import Run
@@ -40,12 +40,12 @@ GUESS = math.log(7)
 LOW: list[dict[str, float]] = [{"step": 100, "loss": 0.4, "eval/sampled/reward/mean": 0.34}]
 
 
-def task(**known: Any) -> Task:
-    return Task(**{"weakest": 0.34, "best": 1.2, "highest": 1.2, **known})
+def task(**fields: Any) -> Task:
+    return Task(**{"weakest": 0.34, "best": 1.2, "highest": 1.2, **fields})
 
 
 @each_row(
-    ("classes", "known", "kinds"),
+    ("classes", "task_fields", "kinds"),
     [
         ([FORMAT, token_class(GUESS, 0.3 * GUESS)], {}, ["unfinished"]),
         ([FORMAT, token_class(GUESS, 0.3 * GUESS)], {"weakest": 0.1}, []),
@@ -60,8 +60,10 @@ def task(**known: Any) -> Task:
         ([], {}, ["unfinished"]),
     ],
 )
-def test_after_sft_finds_the_cause_of_a_low_reward(classes: list[TokenClass], known: dict[str, Any], kinds: list[str]):
-    assert [finding.id for finding in after_sft(LOW, classes, task(**known))] == kinds
+def test_after_sft_finds_the_cause_of_a_low_reward(
+    classes: list[TokenClass], task_fields: dict[str, Any], kinds: list[str]
+):
+    assert [finding.id for finding in after_sft(LOW, classes, task(**task_fields))] == kinds
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_more_steps_are_advised_only_while_the_reward_rises(rewards: list[float]
 
 
 @each_row(
-    ("rewards", "training_loss", "target", "found"),
+    ("rewards", "training_loss", "target", "kinds"),
     [
         ([0.6, 0.7, 0.7, 0.71], 0.3 * GUESS, 0.8, ["unfinished"]),
         ([0.6, 0.7, 0.7, 0.71], 0.1 * GUESS, 0.8, ["memorized"]),
@@ -90,15 +92,15 @@ def test_more_steps_are_advised_only_while_the_reward_rises(rewards: list[float]
     ],
 )
 def test_a_reward_that_stays_below_the_target_is_reported(
-    rewards: list[float], training_loss: float, target: float | None, found: list[str]
+    rewards: list[float], training_loss: float, target: float | None, kinds: list[str]
 ):
     history = [{"step": step, "loss": 0.4, "eval/sampled/reward/mean": reward} for step, reward in enumerate(rewards)]
     diagnoses = after_sft(history, [FORMAT, token_class(GUESS, 0.3 * GUESS, training_loss)], task(), target)
-    assert [diagnosis.id for diagnosis in diagnoses] == found
+    assert [diagnosis.id for diagnosis in diagnoses] == kinds
     assert all("below its target of 0.800" in diagnosis.text for diagnosis in diagnoses)
 
 
-def test_sft_that_reaches_its_target_at_once_is_not_accused():
+def test_sft_that_reaches_its_target_at_once_has_no_finding():
     history = [
         {"step": step, "loss": 0.4, "eval/sampled/reward/mean": reward} for step, reward in ((25, 0.0), (50, 0.9))
     ]
@@ -120,22 +122,26 @@ def test_memorized_examples_that_repeat_are_counted(examples: tuple[int, int] | 
 
 def test_answers_that_no_training_response_contains_are_counted(tmp_path: Path):
     examples = [(1, "7"), (2, "8"), (3, "9")]
-    rollouts = [record(i, answer=text, completion=[{"role": "assistant", "content": text}]) for i, text in examples]
+    rollouts = [
+        make_record(i, answer=text, completion=[{"role": "assistant", "content": text}]) for i, text in examples
+    ]
     call = {"function": {"name": "say", "arguments": json.dumps({"text": 'c "d" é'})}}
-    with_call = record(5, answer="8", completion=[{"role": "assistant", "content": None, "tool_calls": [call]}])
-    failed = msgspec.structs.replace(rollouts[2], scores=scores(0.0))
-    training = made_run(tmp_path / "data", [*rollouts[:2], with_call, failed])
+    with_call = make_record(5, answer="8", completion=[{"role": "assistant", "content": None, "tool_calls": [call]}])
+    failed = msgspec.structs.replace(rollouts[2], scores=make_scores(0.0))
+    training = write_run_folder(tmp_path / "data", [*rollouts[:2], with_call, failed])
     answers = ["7", "9", "10", 'c "d" é']
-    held_out = made_run(tmp_path / "eval", [record(i, answer=text) for i, text in enumerate(answers * 2)])
+    held_out = write_run_folder(tmp_path / "eval", [make_record(i, answer=text) for i, text in enumerate(answers * 2)])
     assert unseen_answers(training, held_out, min_reward=0.5) == (2, 4)
     assert unseen_answers(training, held_out, min_reward=None) == (1, 4)
 
 
 def test_answers_that_are_new_in_any_case_are_not_counted(tmp_path: Path):
     def run(name: str, answers: Sequence[int], text: str = "{}") -> Run:
-        said = [{"role": "assistant", "content": text.format(answer)} for answer in answers]
-        pairs = zip(answers, said)
-        return made_run(tmp_path / name, [record(i, answer=str(a), completion=[m]) for i, (a, m) in enumerate(pairs)])
+        replies = [{"role": "assistant", "content": text.format(answer)} for answer in answers]
+        pairs = zip(answers, replies)
+        return write_run_folder(
+            tmp_path / name, [make_record(i, answer=str(a), completion=[m]) for i, (a, m) in enumerate(pairs)]
+        )
 
     training = run("said", range(9))
     assert unseen_answers(training, run("twice", [20, 20, 21, 21]), None) == (2, 2)
@@ -203,7 +209,7 @@ def test_sft_is_stuck_if_a_tenth_of_its_steps_gained_nothing(history: list[dict[
 
 
 @each_row(
-    ("known", "loss", "kinds"),
+    ("task_fields", "loss", "kinds"),
     [
         ({}, 0.3, []),
         ({"is_related": True, "hidden": 0.0, "token_entropy": 3.0}, 0.3, []),
@@ -213,8 +219,8 @@ def test_sft_is_stuck_if_a_tenth_of_its_steps_gained_nothing(history: list[dict[
         ({"is_related": False}, 0.3, ["unpredictable"]),
     ],
 )
-def test_during_sft_finds_the_cause_of_no_progress(known: dict[str, Any], loss: float, kinds: list[str]):
-    assert [finding.id for finding in during_sft(sft(0.34, loss=loss), task(**known))] == kinds
+def test_during_sft_finds_the_cause_of_no_progress(task_fields: dict[str, Any], loss: float, kinds: list[str]):
+    assert [finding.id for finding in during_sft(sft(0.34, loss=loss), task(**task_fields))] == kinds
 
 
 def joined(ids: Sequence[int]) -> str:
@@ -316,10 +322,10 @@ LONG = [measured(30, 0.97, 14.0), measured(40, 0.99, 19.0), measured(50, 0.98, 2
     ],
 )
 def test_drift_is_growth_that_the_reward_does_not_pay_for(history: list[dict[str, float]], is_drift: bool):
-    known = task(weakest=0.0, best=1.0, highest=1.0)
-    findings = during_rl(history, known)
+    task_bounds = task(weakest=0.0, best=1.0, highest=1.0)
+    findings = during_rl(history, task_bounds)
     assert [finding.id for finding in findings] == (["drift"] if is_drift else [])
-    assert is_refuted("drift", history, known) != is_drift
+    assert is_refuted("drift", history, task_bounds) != is_drift
 
 
 def test_drift_names_the_last_step_with_short_responses():
@@ -351,8 +357,8 @@ def test_later_held_out_rewards_refute_findings(kind: str, history: list[dict[st
 
 def test_no_progress_is_reported_after_a_tenth_of_the_steps():
     history = rl([-0.1] * 30, zero=20.0)
-    found = [during_rl(history[:end], task(weakest=0.0), steps=300) for end in range(31)]
-    assert [bool(one) for one in found] == [end == 30 for end in range(31)]
+    findings_by_length = [during_rl(history[:end], task(weakest=0.0), steps=300) for end in range(31)]
+    assert [bool(findings) for findings in findings_by_length] == [end == 30 for end in range(31)]
 
 
 def test_groups_that_become_equal_differ_from_groups_that_always_were_equal():
@@ -372,10 +378,12 @@ def test_groups_that_become_equal_differ_from_groups_that_always_were_equal():
     assert during_rl([*higher_rewards, *equal[5:-1]], task(weakest=0.0, best=0.8, highest=1.0)) == []
 
 
-def gain(before: float, after: float, half_width: float = 0.02) -> Difference:
+def gain(old_reward: float, new_reward: float, half_width: float = 0.02) -> Difference:
     """Return a difference of two rewards."""
-    change = after - before
-    return Difference("reward", before, after, change, change - half_width, change + half_width, None, 1000, 0, None)
+    change = new_reward - old_reward
+    return Difference(
+        "reward", old_reward, new_reward, change, change - half_width, change + half_width, None, 1000, 0, None
+    )
 
 
 @each_row(
@@ -400,10 +408,10 @@ def test_rl_without_a_gain_is_diagnosed(
         {**row, "entropy/all/mean": first if number < 5 else later}
         for number, row in enumerate(rl([0.5] * 20, zero=zero))
     ]
-    known = task(weakest=0.0, best=0.9, highest=1.0)
+    task_bounds = task(weakest=0.0, best=0.9, highest=1.0)
     # Greedy replies may hide what RL has raised.
-    assert after_rl([measured(0, 0.5), *history, measured(20, 0.8)], known, difference) == []
-    findings = after_rl(history, known, difference)
+    assert after_rl([measured(0, 0.5), *history, measured(20, 0.8)], task_bounds, difference) == []
+    findings = after_rl(history, task_bounds, difference)
     if expected is None:
         assert findings == []
     else:

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from commands import environment
+from commands import write_environment
 from fakes import tiny_model
 from flat_settings import with_tables
 from tiers import each_row, first_quick
 
-import rove.train.evaluation as module
+import rove.train.evaluation as evaluation
 from rove.core.config import convert
 from rove.core.errors import ConfigError, RunError
 from rove.models.load import load_model
@@ -26,7 +26,7 @@ from rove.train.evaluation import Best, best_of, count_falls, stop_reason
 from rove.train.learner import Learner
 from tests.train.test_loggers import Fake
 from tests.train.test_rl import Killed, metrics_of, settings, train, two_turns, weights_of
-from tests.train.test_sft import lawful
+from tests.train.test_sft import learnable_rollouts
 from tests.train.test_sft import settings as sft_settings
 from tests.train.test_sft import train as train_sft
 
@@ -53,8 +53,8 @@ def load_environment(num_examples: int = 6, word: str = "say"):
 @pytest.fixture(scope="module")
 def envs(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("environments")
-    environment(folder, "heldout_letters", SOURCE.replace("BROKEN", "False"))
-    environment(folder, "heldout_broken", SOURCE.replace("BROKEN", "True"))
+    write_environment(folder, "heldout_letters", SOURCE.replace("BROKEN", "False"))
+    write_environment(folder, "heldout_broken", SOURCE.replace("BROKEN", "True"))
     return str(folder)
 
 
@@ -143,14 +143,14 @@ def test_an_interrupted_evaluation_is_repeated(
     config = with_evaluations(envs, keep_best=REWARD)
     append, count = Run.append_rollout, [0]
 
-    def dies(self: Run, record: Any, line: bytes | None = None) -> None:
+    def kill_in_evaluation(self: Run, record: Any, line: bytes | None = None) -> None:
         append(self, record, line)
         if "evaluations" in str(self.path):
             count[0] += 1
             if count[0] == 9:  # during the second evaluation
                 raise Killed
 
-    monkeypatch.setattr(Run, "append_rollout", dies)
+    monkeypatch.setattr(Run, "append_rollout", kill_in_evaluation)
     with pytest.raises(Killed):
         train(tmp_path, config, two_turns())
     assert (tmp_path / "evaluations" / "let" / "4").exists()
@@ -170,7 +170,7 @@ def test_evaluation_settings_are_applied(uninterrupted: Path, tmp_path: Path, en
     ]
     train(tmp_path, with_evaluations(envs, *tables), two_turns())
     records = {t.label: list(Run(tmp_path / "evaluations" / t.label / "5").rollouts()) for t in tables}
-    assert {name: len(found) for name, found in records.items()} == {
+    assert {name: len(rollouts) for name, rollouts in records.items()} == {
         "few": 3,
         "many": 18,
         "word": 6,
@@ -200,7 +200,7 @@ def patch_rewards(monkeypatch: pytest.MonkeyPatch, values: dict[int, float]) -> 
     async def evaluate(self: Any, step: int, config: EvaluationConfig) -> dict[str, float]:
         return {"reward/mean": values[step]}
 
-    monkeypatch.setattr(module.HeldOutEvaluations, "_rollouts", evaluate)
+    monkeypatch.setattr(evaluation.HeldOutEvaluations, "_rollouts", evaluate)
 
 
 @pytest.mark.broad
@@ -293,12 +293,12 @@ def test_after_a_fall_a_synced_reference_is_reset_to_the_best_model(
     equal: dict[int, bool] = {}
     update = Learner.update
 
-    def watched(self: Learner, step: int, *arguments: Any) -> Any:
+    def recorded_update(self: Learner, step: int, *arguments: Any) -> Any:
         models = (self.trainer.model, self.reference)
         equal[step] = torch.equal(*(torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models))
         return update(self, step, *arguments)
 
-    monkeypatch.setattr(Learner, "update", watched)
+    monkeypatch.setattr(Learner, "update", recorded_update)
     patch_rewards(monkeypatch, REWARDS_WITH_FALL)
     fields = {"keep_best": REWARD, "loss__kl_penalty": 1.0, "loss__sync_reference_every": 99, "warmup_steps": 0}
     train(tmp_path, with_evaluations(envs, table(every=1), lr_backoff=0.5, **fields), two_turns())
@@ -353,7 +353,7 @@ def test_training_stops_when_the_target_is_reached(tmp_path: Path, envs: str, mo
 @pytest.mark.broad
 def test_sft_evaluates_keeps_the_best_weights_and_can_be_resumed(tmp_path: Path, envs: str):
     config = sft_settings(evaluation=[table(every=3)], env_dir=envs, keep_best=REWARD, patience=99)
-    train_sft(tmp_path / "whole", config, lawful())
+    train_sft(tmp_path / "whole", config, learnable_rollouts())
     rewards = metric_by_step(tmp_path / "whole", REWARD)
     assert list(rewards) == [3, 6, 9, 12, 15, 16]
     best = max(rewards, key=lambda step: (rewards[step], step))
@@ -362,7 +362,7 @@ def test_sft_evaluates_keeps_the_best_weights_and_can_be_resumed(tmp_path: Path,
     for kill_at in (4, 7, 15):
         with pytest.raises(Killed):
             train_killed(tmp_path / "killed", config, kill_at)
-    train_sft(tmp_path / "killed", config, lawful())
+    train_sft(tmp_path / "killed", config, learnable_rollouts())
     assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
     best_weights = (tmp_path / "whole" / "checkpoints" / "best" / "model.safetensors").read_bytes()
@@ -373,20 +373,20 @@ def train_killed(path: Path, config: Any, kill_at: int) -> None:
     import tests.train.test_sft as test_train_sft
 
     try:
-        train_sft(path, config, lawful(), kill_at)
+        train_sft(path, config, learnable_rollouts(), kill_at)
     except test_train_sft.Killed as error:
         raise Killed from error
 
 
 @pytest.mark.broad
 def test_sft_stops_at_a_validation_loss_target(tmp_path: Path):
-    train_sft(tmp_path / "whole", sft_settings(), lawful())
+    train_sft(tmp_path / "whole", sft_settings(), learnable_rollouts())
     losses = metric_by_step(tmp_path / "whole", "validation_loss")
-    train_sft(tmp_path / "target", sft_settings(target=losses[8] + 1e-9), lawful())
+    train_sft(tmp_path / "target", sft_settings(target=losses[8] + 1e-9), learnable_rollouts())
     assert list(metric_by_step(tmp_path / "target", "validation_loss")) == [4, 8]
 
 
-FLIP = """
+FLIP_ENV = """
 import rove as vf
 
 def won(state):
@@ -421,8 +421,8 @@ def load_environment():
 
 @pytest.fixture(scope="module")
 def games(envs: str) -> str:
-    environment(Path(envs), "heldout_flip", FLIP.replace("BROKEN", "False"))
-    environment(Path(envs), "heldout_lost_coin", FLIP.replace("BROKEN", "True"))
+    write_environment(Path(envs), "heldout_flip", FLIP_ENV.replace("BROKEN", "False"))
+    write_environment(Path(envs), "heldout_lost_coin", FLIP_ENV.replace("BROKEN", "True"))
     return envs
 
 

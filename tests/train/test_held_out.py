@@ -39,7 +39,7 @@ def table(**settings: object) -> EvalConfig:
     return EvalConfig(**{"env": "quiz", "model": "m", "num_examples": 40, "env_args": {}, **settings})  # pyright: ignore[reportArgumentType]
 
 
-CHOOSES = EvaluationConfig(env="quiz", name="sampled", num_examples=20)
+SELECTION = EvaluationConfig(env="quiz", name="sampled", num_examples=20)
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,14 @@ CHOOSES = EvaluationConfig(env="quiz", name="sampled", num_examples=20)
     [{"skip_examples": 20}, {"skip_examples": 30}, {"env_args": {"seed": 1}}, {"env": "other"}],
 )
 def test_a_table_of_other_examples_has_no_note(settings: dict[str, object]):
-    assert overlap_note(METRIC, [CHOOSES], 0, table(**settings)) is None
+    assert overlap_note(METRIC, [SELECTION], 0, table(**settings)) is None
 
 
 def test_a_table_of_the_same_examples_says_so():
-    same = overlap_note(METRIC, [CHOOSES], 0, table(seed=0))
+    same = overlap_note(METRIC, [SELECTION], 0, table(seed=0))
     assert same is not None and "the same random seeds, so its values are too high" in same
     assert "set skip_examples = 20 under [evaluation]" in same
-    seeds = overlap_note(METRIC, [CHOOSES], 0, table(seed=7, skip_examples=19))
+    seeds = overlap_note(METRIC, [SELECTION], 0, table(seed=7, skip_examples=19))
     assert seeds is not None and "so its values may be too high" in seeds
-    assert overlap_note("loss/validation", [CHOOSES], 0, table()) is None
-    assert overlap_note(None, [CHOOSES], 0, table()) is None
+    assert overlap_note("loss/validation", [SELECTION], 0, table()) is None
+    assert overlap_note(None, [SELECTION], 0, table()) is None

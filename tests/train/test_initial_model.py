@@ -71,9 +71,9 @@ def test_rl_with_a_named_template_samples_what_sft_trains_and_keeps_it(base: str
     result = rove.rl(base, environment(), **SIZES, chat_template="chatml")
     record = min(result.run.finished(), key=lambda each: each.example_id)
     tokens = record.steps[0].tokens
-    again = load_model(result.model, "cpu").renderer
-    assert tokens is not None and again.decode(tokens.prompt_ids) == PROMPT
-    ids, mask = again.training_branches([*record.prompt, {"role": "assistant", "content": "x"}])[0]
+    renderer = load_model(result.model, "cpu").renderer
+    assert tokens is not None and renderer.decode(tokens.prompt_ids) == PROMPT
+    ids, mask = renderer.training_branches([*record.prompt, {"role": "assistant", "content": "x"}])[0]
     assert ids[: mask.index(True)] == tokens.prompt_ids
     # The next stage needs no setting.
     rove.evaluate_model(result.model, environment(), num_examples=1, rollouts_per_example=1, max_tokens=2)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fakes import record_of, tiny_model
+from fakes import make_rollout, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import alone, difference, several
+from processes import relative_difference, run_in_process, run_with_torchrun
 from ranks_program import Job
 
 from rove.core.records import RolloutRecord, StepTokens
@@ -45,23 +45,25 @@ def records(draw: st.DrawFn) -> list[RolloutRecord]:
             logprobs = [-float(count + i) for i in range(len(completion))]
             count += len(completion)
             turns.append(StepTokens([*prefix, *added_ids], completion, logprobs))
-        records.append(record_of(turns, index=index))
+        records.append(make_rollout(turns, index=index))
     return records
 
 
 @settings(deadline=None, max_examples=200)
 @given(records(), st.booleans(), st.integers(1, 40), st.integers(0, 9))
-def test_token_stats_records_the_values_of_every_token(made: list[RolloutRecord], pack: bool, most: int, count: int):
+def test_token_stats_records_the_values_of_every_token(
+    recorded: list[RolloutRecord], pack: bool, most: int, count: int
+):
     sequences = [
         sequence
-        for record in made
+        for record in recorded
         for sequence in sequences_from_record(record, [0.5 + i for i in range(len(record.steps))])
     ]
     stats = TokenStats(sequences, count, seed=1)
     for batch in micro_batches(sequences, most, pack=pack):
         stats.add(batch, batch.logprobs, batch.targets.float())
     rollouts = {rollout.rollout_index: rollout for rollout in stats.rollouts()}
-    turns_by_rollout = {record.rollout_index: record.steps for record in made if record.steps}
+    turns_by_rollout = {record.rollout_index: record.steps for record in recorded if record.steps}
     assert rollouts.keys() <= turns_by_rollout.keys() and len(rollouts) == min(count, len(turns_by_rollout))
     for index, rollout in rollouts.items():
         tokens_by_turn = {
@@ -84,11 +86,11 @@ def test_the_choice_of_rollouts_depends_only_on_the_seed():
 
 
 def one_turn_record(index: int) -> RolloutRecord:
-    return record_of([StepTokens([1, 2], [3, index], [-0.1, -0.2])], index=index)
+    return make_rollout([StepTokens([1, 2], [3, index], [-0.1, -0.2])], index=index)
 
 
 def test_a_first_token_without_a_prefix_is_excluded():
-    [sequence] = sequences_from_record(record_of([StepTokens([], [3, 4], [-0.1, -0.2])]), 1.0)
+    [sequence] = sequences_from_record(make_rollout([StepTokens([], [3, 4], [-0.1, -0.2])]), 1.0)
     stats = TokenStats([sequence], 1, seed=0)
     [batch] = micro_batches([sequence], 10)
     stats.add(batch, torch.tensor([-0.2]), torch.tensor([0.3]))
@@ -106,20 +108,20 @@ def test_token_stats_are_rounded_to_six_decimals():
 @pytest.mark.broad
 def test_two_processes_train_like_one_and_one_resumes_their_checkpoint(tmp_path: Path):
     steps = {"out": str(tmp_path / "whole"), "steps": (0, 6)}
-    whole = alone(Job(**steps))
-    two = several(2, Job(**steps | {"out": str(tmp_path / "two")}, save=str(tmp_path / "saved")))
-    assert difference(two["gradient"], whole["gradient"]) <= 1e-5
-    assert difference(two["weights"], whole["weights"]) <= 1e-5
+    whole = run_in_process(Job(**steps))
+    two = run_with_torchrun(2, Job(**steps | {"out": str(tmp_path / "two")}, save=str(tmp_path / "saved")))
+    assert relative_difference(two["gradient"], whole["gradient"]) <= 1e-5
+    assert relative_difference(two["weights"], whole["weights"]) <= 1e-5
     assert two["measured"] == pytest.approx(whole["measured"], rel=1e-3)
     assert two["loss"] == pytest.approx(whole["loss"], rel=1e-3)
-    resumed = alone(Job(str(tmp_path / "rest"), steps=(6, 8), restore=str(tmp_path / "saved")))
-    uninterrupted = alone(Job(str(tmp_path / "longer"), steps=(0, 8)))
-    assert difference(resumed["weights"], uninterrupted["weights"]) <= 1e-5
+    resumed = run_in_process(Job(str(tmp_path / "rest"), steps=(6, 8), restore=str(tmp_path / "saved")))
+    uninterrupted = run_in_process(Job(str(tmp_path / "longer"), steps=(0, 8)))
+    assert relative_difference(resumed["weights"], uninterrupted["weights"]) <= 1e-5
 
 
 @pytest.mark.slow
 def test_mixed_precision_gradients_are_close_to_float32(tmp_path: Path):
-    whole = alone(Job(str(tmp_path / "whole")))
-    mixed = several(2, Job(str(tmp_path / "mixed"), config={"mixed_precision": True}))
-    assert 1e-6 < difference(mixed["gradient"], whole["gradient"]) < 0.05
+    whole = run_in_process(Job(str(tmp_path / "whole")))
+    mixed = run_with_torchrun(2, Job(str(tmp_path / "mixed"), config={"mixed_precision": True}))
+    assert 1e-6 < relative_difference(mixed["gradient"], whole["gradient"]) < 0.05
     assert all(tensor.dtype == torch.float32 for tensor in mixed["weights"].values())

@@ -25,7 +25,7 @@ from rove.train.sequences import TrainingSequence
 from rove.train.trainer import Trainer, frozen_logprobs, make_trainer
 from tests.train.test_rl import Killed, metrics_of, rollouts_of, settings, train, two_turns
 from tests.train.test_sft import Killed as KilledSFT
-from tests.train.test_sft import lawful
+from tests.train.test_sft import learnable_rollouts
 from tests.train.test_sft import settings as sft_settings
 from tests.train.test_sft import train as train_sft
 
@@ -159,7 +159,7 @@ def test_the_reference_shares_the_base_weights(tmp_path: Path, monkeypatch: pyte
     """Log-probabilities equal those of the base model exactly or, with syncs, those of the model at the last sync."""
     update, matches, versions = Learner.update, [], [tiny_model().model]
 
-    def watched(self: Learner, step: int, samples: Any, lr_scale: float, entropy_bonus: float) -> Any:
+    def checked_update(self: Learner, step: int, samples: Any, lr_scale: float, entropy_bonus: float) -> Any:
         trainer, reference = self.trainer, self.reference
         reference_storage = {p.data_ptr() for p in reference.parameters()} - {
             p.data_ptr() for p in trainer.model.parameters()
@@ -172,7 +172,7 @@ def test_the_reference_shares_the_base_weights(tmp_path: Path, monkeypatch: pyte
         versions.append(clone_model(trainer.model))
         return result
 
-    monkeypatch.setattr(Learner, "update", watched)
+    monkeypatch.setattr(Learner, "update", checked_update)
     train(tmp_path, settings(**LORA, loss__kl_penalty=1.0, loss__sync_reference_every=every), two_turns())
     assert [equal.index(True) for equal in matches] == ([0] * 5 if every is None else [0, 0, 2, 2, 4])
 
@@ -227,7 +227,7 @@ def test_dropout_is_active_only_in_its_context_and_depends_only_on_its_seed():
     loaded, _ = trained_model(lora__dropout=0.5)
     [batch] = micro_batches(SEQUENCES, 1000, pack=True)
     without_dropout = frozen_logprobs(loaded.model, batch)
-    with_dropout, before = [], torch.get_rng_state()
+    with_dropout, old_rng_state = [], torch.get_rng_state()
     for seed in (1, 1, 2):
         torch.manual_seed(7)
         with adapter_dropout(loaded.model, seed):
@@ -236,7 +236,7 @@ def test_dropout_is_active_only_in_its_context_and_depends_only_on_its_seed():
     assert torch.equal(with_dropout[0], with_dropout[1])
     assert not torch.equal(with_dropout[0], with_dropout[2])
     assert not torch.equal(with_dropout[0], without_dropout)
-    torch.set_rng_state(before)
+    torch.set_rng_state(old_rng_state)
     with pytest.raises(Killed), adapter_dropout(loaded.model, 1):
         raise Killed
     assert not any(layer.training for layer in loaded.model.modules())
@@ -252,16 +252,16 @@ def test_without_dropout_the_random_state_is_not_isolated():
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("more", first_quick([{}, {"lora__dropout": 0.3}], broad=0), ids=["plain", "dropout"])
-def test_sft_reduces_the_loss_and_resumes_exactly(tmp_path: Path, more: dict[str, Any]):
-    config = sft_settings(lora__rank=4, learning_rate=3e-2, epochs=6, **more)
-    train_sft(tmp_path / "whole", config, lawful())
+@pytest.mark.parametrize("overrides", first_quick([{}, {"lora__dropout": 0.3}], broad=0), ids=["plain", "dropout"])
+def test_sft_reduces_the_loss_and_resumes_exactly(tmp_path: Path, overrides: dict[str, Any]):
+    config = sft_settings(lora__rank=4, learning_rate=3e-2, epochs=6, **overrides)
+    train_sft(tmp_path / "whole", config, learnable_rollouts())
     losses = [m["validation_loss"] for m in metrics_of(tmp_path / "whole") if "validation_loss" in m]
     assert min(losses) < 0.8 * losses[0]
     for kill_at in (3, 9):
         with pytest.raises(KilledSFT):
-            train_sft(tmp_path / "killed", config, lawful(), kill_at)
-    train_sft(tmp_path / "killed", config, lawful())
+            train_sft(tmp_path / "killed", config, learnable_rollouts(), kill_at)
+    train_sft(tmp_path / "killed", config, learnable_rollouts())
     assert adapter_bytes(tmp_path / "killed") == adapter_bytes(tmp_path / "whole")
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
 
@@ -282,7 +282,7 @@ def test_a_local_base_is_saved_as_an_absolute_path(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"lora__rank": -1}, "rank is -1; expected an integer, 0 or more"),
         ({"lora__rank": 2, "lora__alpha": 0.0}, "alpha is 0.0; expected a number, more than 0"),
@@ -292,10 +292,10 @@ def test_a_local_base_is_saved_as_an_absolute_path(tmp_path: Path, monkeypatch: 
         ({"lora__targets": ["q_proj"]}, r"lora.targets is \['q_proj'\], but lora.rank is 0"),
     ],
 )
-@pytest.mark.parametrize("made", [settings, sft_settings])
-def test_invalid_settings_are_rejected(made: Any, fields: dict[str, Any], said: str):
-    with pytest.raises(ConfigError, match=said):
-        made(**fields).check()
+@pytest.mark.parametrize("make_settings", [settings, sft_settings])
+def test_invalid_settings_are_rejected(make_settings: Any, fields: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        make_settings(**fields).check()
 
 
 def test_a_missing_peft_package_is_an_error_in_the_settings_check(monkeypatch: pytest.MonkeyPatch):

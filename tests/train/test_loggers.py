@@ -50,8 +50,8 @@ def test_every_logger_receives_the_metrics_of_every_step(tmp_path: Path, fakes: 
     [logger] = open_loggers([name], run, {"seed": 1}, 3)
     logger.log(4, {"reward/mean": 0.5})
     logger.close()
-    opened, *rest = fakes[name].calls
-    assert rest == [("log", (4, {"reward/mean": 0.5})), ("finish", None)]
+    opened, *later_calls = fakes[name].calls
+    assert later_calls == [("log", (4, {"reward/mean": 0.5})), ("finish", None)]
     if name == "tensorboard":
         assert opened[1] == {"folder": str(tmp_path / "tensorboard"), "purge_step": 4}
     else:
@@ -63,8 +63,8 @@ def test_a_resumed_run_keeps_its_name_and_id(tmp_path: Path, fakes: dict[str, Fa
     for folder in ("a", "a", "b"):
         (tmp_path / folder).mkdir(exist_ok=True)
         open_loggers([name], Run(tmp_path / folder), {}, 0)
-    first, resumed, other = ((call["name"], call.get("id")) for _, call in fakes[name].calls)
-    assert first == resumed != other
+    first, resumed, separate = ((call["name"], call.get("id")) for _, call in fakes[name].calls)
+    assert first == resumed != separate
 
 
 def test_wandb_project_sets_the_project(tmp_path: Path, fakes: dict[str, Fake], monkeypatch: pytest.MonkeyPatch):

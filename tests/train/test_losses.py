@@ -68,9 +68,9 @@ def loss_gradient(
     return gradient
 
 
-def values_and_gradient(loss: Loss, advantages: list[float], **more: Any) -> tuple[list[float], list[float]]:
+def values_and_gradient(loss: Loss, advantages: list[float], **fields: Any) -> tuple[list[float], list[float]]:
     """Return losses and gradients of three tokens with the importance ratios 1, 1.5 and 8."""
-    logprobs, tokens = tensor(current_logprobs()), loss_tokens(SAMPLER_LOGPROBS, advantages, **more)
+    logprobs, tokens = tensor(current_logprobs()), loss_tokens(SAMPLER_LOGPROBS, advantages, **fields)
     return loss(logprobs, tokens).tolist(), loss_gradient(loss, logprobs, tokens).tolist()
 
 
@@ -517,7 +517,7 @@ number = 3
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def loss_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     module = f"own_{tmp_path.name}"
     (tmp_path / f"{module}.py").write_text(CUSTOM_LOSSES)
     (tmp_path / f"{module}_broken.py").write_text("import nothing_of_this_name")
@@ -525,15 +525,15 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return module
 
 
-def test_a_custom_loss_is_imported_and_corrected(own: str):
-    assert values_and_gradient(make_loss(f"{own}:half"), ADVANTAGES)[1] == pytest.approx([-1.0, 0.5, -0.25])
+def test_a_custom_loss_is_imported_and_corrected(loss_module: str):
+    assert values_and_gradient(make_loss(f"{loss_module}:half"), ADVANTAGES)[1] == pytest.approx([-1.0, 0.5, -0.25])
     # Importance correction and KL penalty apply to it.
-    corrected_gradient = values_and_gradient(make_loss(f"{own}:half"), ADVANTAGES, old=OLD_LOGPROBS)[1]
+    corrected_gradient = values_and_gradient(make_loss(f"{loss_module}:half"), ADVANTAGES, old=OLD_LOGPROBS)[1]
     assert corrected_gradient == pytest.approx([-1.0, 0.5 * 0.5, 2 * -0.25])
-    assert make_loss(f"{own}:needs_reference", kl_penalty=0.1)
+    assert make_loss(f"{loss_module}:needs_reference", kl_penalty=0.1)
     logprobs, tokens = tensor(current_logprobs()), loss_tokens(SAMPLER_LOGPROBS, ADVANTAGES)
-    assert not clipped_tokens(make_loss(f"{own}:half"), logprobs, tokens).any()
-    assert clipped_tokens(make_loss(f"{own}:capped"), logprobs, tokens).tolist() == [False, False, True]
+    assert not clipped_tokens(make_loss(f"{loss_module}:half"), logprobs, tokens).any()
+    assert clipped_tokens(make_loss(f"{loss_module}:capped"), logprobs, tokens).tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -555,9 +555,9 @@ def test_a_custom_loss_is_imported_and_corrected(own: str):
         ("rove.train.losses:cispo", "failed on two tokens with TypeError"),  # it returns a loss but is not one
     ],
 )
-def test_an_invalid_custom_loss_is_rejected(own: str, path: str, message: str):
+def test_an_invalid_custom_loss_is_rejected(loss_module: str, path: str, message: str):
     with pytest.raises(ConfigError, match=message):
-        make_loss(path.format(own))
+        make_loss(path.format(loss_module))
 
 
 def test_token_weights_match_values_computed_by_hand():

@@ -117,7 +117,7 @@ def test_the_card_of_an_adapter_names_the_published_model_through_a_chain_of_run
     assert "Note: examples of the table chose the weights" in text and "probably higher" not in text
 
 
-def test_a_damaged_card_of_the_base_says_nothing(tmp_path: Path):
+def test_a_damaged_card_of_the_base_is_ignored(tmp_path: Path):
     run, config = rl_run(tmp_path)
     (tmp_path / "base" / CARD).write_text("---\nlicense: [apache\n---\n")
     write_card(tmp_path / "final", run, config, {"steps": 2})

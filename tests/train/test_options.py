@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 import torch
-from commands import environment
+from commands import write_environment
 from fakes import tiny_model
 from rich.console import Console
-from setting_tables import setting_names, tables
+from setting_tables import nested_tables, setting_names
 from tiers import some_broad
 
 import rove.models.linear
@@ -36,7 +36,7 @@ from rove.train.trainer import TrainingError
 from tests.train.test_alerts import CASES as ALERT_CASES
 from tests.train.test_alerts import LIMITS
 from tests.train.test_loggers import Fake
-from tests.train.test_sft import lawful
+from tests.train.test_sft import learnable_rollouts
 
 ENVIRONMENT = """
 import sys, time
@@ -80,11 +80,11 @@ def no_number(logprobs, tokens):
 """
 
 
-class Ran(NamedTuple):
+class RunResult(NamedTuple):
     """The results of a run."""
 
     path: Path
-    said: str
+    output: str
     error: str
     threads: int
     micro_batches: int
@@ -113,41 +113,41 @@ class Ran(NamedTuple):
         return [[(r.prompt, r.completion, r.temperature, r.reward) for r in step] for step in rollouts_by_step]
 
 
-Seen = Callable[[Ran], Any]
+Observation = Callable[[RunResult], Any]
 
 
-def weights_hash(ran: Ran) -> str:
-    return hashlib.sha256((ran.path / "final" / "model.safetensors").read_bytes()).hexdigest()
+def weights_hash(result: RunResult) -> str:
+    return hashlib.sha256((result.path / "final" / "model.safetensors").read_bytes()).hexdigest()
 
 
-def adapter_hash(ran: Ran) -> str:
-    return hashlib.sha256((ran.path / "final" / "adapter_model.safetensors").read_bytes()).hexdigest()
+def adapter_hash(result: RunResult) -> str:
+    return hashlib.sha256((result.path / "final" / "adapter_model.safetensors").read_bytes()).hexdigest()
 
 
-def step_count(ran: Ran) -> int:
-    return len(ran.metrics)
+def step_count(result: RunResult) -> int:
+    return len(result.metrics)
 
 
-def example_ids(ran: Ran) -> list[int]:
+def example_ids(result: RunResult) -> list[int]:
     """Return the example ids of the groups, in order."""
-    return [r.example_id for r in Run(ran.path).rollouts() if r.rollout_index == 0]
+    return [r.example_id for r in Run(result.path).rollouts() if r.rollout_index == 0]
 
 
-def metric_column(name: str) -> Seen:
-    return lambda ran: ran.metric_column(name)
+def metric_column(name: str) -> Observation:
+    return lambda result: result.metric_column(name)
 
 
-def final_evaluation(key: str) -> Callable[[Ran], Any]:
+def final_evaluation(key: str) -> Callable[[RunResult], Any]:
     """Return a function that reads a value of the evaluation after SFT from the summary, None without such an evaluation."""
-    return lambda ran: (Run(ran.path).summary() or {}).get("placement", {}).get(key)
+    return lambda result: (Run(result.path).summary() or {}).get("placement", {}).get(key)
 
 
-def file_names(folder: str) -> Seen:
-    return lambda ran: ran.file_names(folder)
+def file_names(folder: str) -> Observation:
+    return lambda result: result.file_names(folder)
 
 
-def has_alerts(ran: Ran) -> bool:
-    return (ran.path / "alerts.jsonl").exists()
+def has_alerts(result: RunResult) -> bool:
+    return (result.path / "alerts.jsonl").exists()
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -155,11 +155,11 @@ class Case(msgspec.Struct, frozen=True):
 
     value: Any
     base: dict[str, Any] = {}
-    seen: Seen = weights_hash
+    observe: Observation = weights_hash
 
 
-TWICE = {"num_iterations": 2}
-TWICE_SLOWLY = {**TWICE, "learning_rate": 1e-3}
+TWO_ITERATIONS = {"num_iterations": 2}
+TWO_SLOW_ITERATIONS = {**TWO_ITERATIONS, "learning_rate": 1e-3}
 TWO_STEPS = {"steps": 2}
 LORA = {"lora.rank": 2}
 HELD_OUT = {"env": "opt_letters", "name": "let", "every": 1, "max_tokens": 3, "num_examples": 2}
@@ -178,9 +178,9 @@ RL_CASES: dict[str, Case] = {
     "final_lr_fraction": Case(0.9, TWO_STEPS),
     "lr_backoff": Case(0.5, WITH_KEEP_BEST, metric_column("eval/let/reward/mean")),
     "loss.kind": Case("gspo"),
-    "loss.max_ratio": Case(1.001, TWICE),
-    "loss.clip_low": Case(1e-3, {"loss.kind": "grpo", **TWICE_SLOWLY}),
-    "loss.clip_high": Case(1e-3, {"loss.kind": "grpo", **TWICE_SLOWLY}),
+    "loss.max_ratio": Case(1.001, TWO_ITERATIONS),
+    "loss.clip_low": Case(1e-3, {"loss.kind": "grpo", **TWO_SLOW_ITERATIONS}),
+    "loss.clip_high": Case(1e-3, {"loss.kind": "grpo", **TWO_SLOW_ITERATIONS}),
     "loss.aggregation": Case("sequence"),
     "loss.constant": Case(3.0, {"loss.aggregation": "constant"}),
     "advantage_estimator": Case("std"),
@@ -188,7 +188,7 @@ RL_CASES: dict[str, Case] = {
     "loss.kl_penalty": Case(1.0, TWO_STEPS),
     "loss.sync_reference_every": Case(1, {"loss.kl_penalty": 1.0, **TWO_STEPS}),
     "num_iterations": Case(2),
-    "loss.importance_cap": Case(1.0, {"loss.kl_penalty": 1.0, **TWO_STEPS, **TWICE}),
+    "loss.importance_cap": Case(1.0, {"loss.kl_penalty": 1.0, **TWO_STEPS, **TWO_ITERATIONS}),
     "loss.entropy_bonus": Case(0.1),
     "loss.entropy_target": Case(1e-6, {"loss.entropy_bonus": 0.1, **TWO_STEPS}),
     "temperature": Case(1.5),
@@ -209,28 +209,28 @@ RL_CASES: dict[str, Case] = {
     "lora.alpha": Case(8.0, LORA, adapter_hash),
     "lora.dropout": Case(0.5, {**LORA, **TWO_STEPS}, adapter_hash),
     "lora.targets": Case(["q_proj", "up_proj"], LORA, adapter_hash),
-    "micro_batch_tokens": Case(1, {}, lambda ran: ran.micro_batches),
-    "activation_checkpointing": Case(True, {}, lambda ran: ran.recomputed),
+    "micro_batch_tokens": Case(1, {}, lambda result: result.micro_batches),
+    "activation_checkpointing": Case(True, {}, lambda result: result.recomputed),
     "bf16_backward": Case(True),
     "bf16_sampling": Case(True),
     "mixed_precision": Case(True),
-    "backend": Case("vllm", {}, lambda ran: ran.error),  # no server is there; see also test_backends.py
-    "vllm": Case({"urls": ["http://127.0.0.1:9"]}, {"backend": "vllm"}, lambda ran: ran.error),
-    "threads": Case(2, {}, lambda ran: ran.threads),
+    "backend": Case("vllm", {}, lambda result: result.error),  # no server is there; see also test_backends.py
+    "vllm": Case({"urls": ["http://127.0.0.1:9"]}, {"backend": "vllm"}, lambda result: result.error),
+    "threads": Case(2, {}, lambda result: result.threads),
     "max_grad_norm": Case(1e-3),
-    "max_non_finite_steps": Case(1, {"steps": 3, "loss.kind": "opt_loss:no_number"}, lambda ran: ran.error),
+    "max_non_finite_steps": Case(1, {"steps": 3, "loss.kind": "opt_loss:no_number"}, lambda result: result.error),
     "weight_decay": Case(0.5),
     "env_dir": Case("ENVS1"),
     "isolation.enabled": Case(True, {}, metric_column("metrics/here")),
-    "isolation.python": Case("no/such/python", {}, lambda ran: ran.error),
-    "isolation.start_seconds": Case(0.001, {"isolation.enabled": True}, lambda ran: ran.error),
+    "isolation.python": Case("no/such/python", {}, lambda result: result.error),
+    "isolation.start_seconds": Case(0.001, {"isolation.enabled": True}, lambda result: result.error),
     "isolation.hang_seconds": Case(
-        0.05, {"isolation.enabled": True, "env_args": {"stall": 0.3}}, lambda ran: ran.error
+        0.05, {"isolation.enabled": True, "env_args": {"stall": 0.3}}, lambda result: result.error
     ),
-    "ray.address": Case("nowhere", {}, lambda ran: ran.error),
-    "ray.actors": Case(0, {}, lambda ran: ran.error),
-    "ray.rollouts_per_actor": Case(0, {}, lambda ran: ran.error),
-    "run_dir": Case("elsewhere", {}, lambda ran: ran.path.exists()),
+    "ray.address": Case("nowhere", {}, lambda result: result.error),
+    "ray.actors": Case(0, {}, lambda result: result.error),
+    "ray.rollouts_per_actor": Case(0, {}, lambda result: result.error),
+    "run_dir": Case("elsewhere", {}, lambda result: result.path.exists()),
     "checkpoint_every": Case(1, TWO_STEPS, file_names("checkpoints")),
     "keep_checkpoints": Case(1, {"checkpoint_every": 1, **TWO_STEPS}, file_names("checkpoints")),
     "evaluation": Case([HELD_OUT], {}, file_names("evaluations")),
@@ -238,10 +238,10 @@ RL_CASES: dict[str, Case] = {
     "patience": Case(1, {"steps": 3, **WITH_KEEP_BEST}, step_count),
     "target": Case(0.5, {"steps": 3, **WITH_KEEP_BEST}, step_count),
     "max_minutes": Case(1e-6, TWO_STEPS, step_count),
-    "loggers": Case(["trackio"], {}, lambda ran: ran.logged),
+    "loggers": Case(["trackio"], {}, lambda result: result.logged),
     "alerts": Case({"window": 1, "zero_advantage_groups": 0.1}, {"env_args": {"flat": 1}}, has_alerts),
-    "log_token_stats": Case(0, {}, lambda ran: (ran.path / "tokens").exists()),
-    "show_every": Case(1, {}, lambda ran: "step 1" in ran.said),
+    "log_token_stats": Case(0, {}, lambda result: (result.path / "tokens").exists()),
+    "show_every": Case(1, {}, lambda result: "step 1" in result.output),
     "seed": Case(1),
 }
 
@@ -250,10 +250,10 @@ SFT_CASES: dict[str, Case] = {
     "model": Case("MODEL1"),
     "min_reward": Case(0.5),
     "max_examples": Case(12),
-    "loss_on": Case("first", {}, lambda ran: ran.error),  # its effect: tests/train/test_sft_data.py
+    "loss_on": Case("first", {}, lambda result: result.error),  # its effect: tests/train/test_sft_data.py
     "max_length": Case(7),
     # All conversations are longer, so none is left. Its other effects: tests/train/test_sft_data.py
-    "overlong": Case("drop", {"max_length": 7}, lambda ran: ran.error),
+    "overlong": Case("drop", {"max_length": 7}, lambda result: result.error),
     "epochs": Case(2, {}, step_count),
     "batch_size": Case(7),
     "learning_rate": Case(1e-3),
@@ -266,26 +266,26 @@ SFT_CASES: dict[str, Case] = {
     "max_minutes": Case(1e-6, {"epochs": 2}, step_count),
     "evaluation": Case([HELD_OUT], {}, file_names("evaluations")),
     "keep_best": Case(
-        "eval/let/reward/mean", WITH_EVALUATION, lambda ran: (Run(ran.path).summary() or {})["best"]["metric"]
+        "eval/let/reward/mean", WITH_EVALUATION, lambda result: (Run(result.path).summary() or {})["best"]["metric"]
     ),
-    "loggers": Case(["trackio"], {}, lambda ran: ran.logged),
+    "loggers": Case(["trackio"], {}, lambda result: result.logged),
     "alerts": Case({"window": 1, "grad_norm_factor": 1e-6}, {}, has_alerts),
     "env": Case("opt_letters", {}, final_evaluation("env")),
     "env_args": Case({"word": "hello"}, {"env": "opt_letters"}, final_evaluation("env_args")),
     "final_eval_rollouts": Case(0, {"env": "opt_letters"}, final_evaluation("env")),
     "env_dir": Case("ENVS1", {"evaluation": [HELD_OUT]}, metric_column("eval/let/reward/mean")),
-    "run_dir": Case("elsewhere_too", {}, lambda ran: ran.path.exists()),
+    "run_dir": Case("elsewhere_too", {}, lambda result: result.path.exists()),
     "lora.rank": Case(2, {}, file_names("final")),
     "lora.alpha": Case(8.0, LORA, adapter_hash),
     "lora.dropout": Case(0.5, {**LORA}, adapter_hash),
     "lora.targets": Case(["q_proj", "up_proj"], LORA, adapter_hash),
-    "micro_batch_tokens": Case(1, {}, lambda ran: ran.micro_batches),
-    "activation_checkpointing": Case(True, {}, lambda ran: ran.recomputed),
+    "micro_batch_tokens": Case(1, {}, lambda result: result.micro_batches),
+    "activation_checkpointing": Case(True, {}, lambda result: result.recomputed),
     "bf16_backward": Case(True),
     "mixed_precision": Case(True),
-    "threads": Case(2, {}, lambda ran: ran.threads),
+    "threads": Case(2, {}, lambda result: result.threads),
     "max_grad_norm": Case(1e-3),
-    "max_non_finite_steps": Case(1, {"learning_rate": 1e30, "epochs": 3}, lambda ran: ran.error),
+    "max_non_finite_steps": Case(1, {"learning_rate": 1e30, "epochs": 3}, lambda result: result.error),
     "weight_decay": Case(0.5),
     "seed": Case(1),
 }
@@ -293,47 +293,47 @@ SFT_CASES: dict[str, Case] = {
 EVALUATION_CASES: dict[str, Case] = {
     "env": Case("opt_unlike", {}, metric_column("eval/let/reward/mean")),
     "name": Case("other", {}, file_names("evaluations")),
-    "env_args": Case({"word": "hello"}, {}, lambda ran: ran.measured("let")),
-    "num_examples": Case(1, {}, lambda ran: ran.measured("let")),
-    "rollouts_per_example": Case(2, {}, lambda ran: ran.measured("let")),
-    "temperature": Case(1.0, {}, lambda ran: ran.measured("let")),
-    "max_tokens": Case(1, {}, lambda ran: ran.measured("let")),
+    "env_args": Case({"word": "hello"}, {}, lambda result: result.measured("let")),
+    "num_examples": Case(1, {}, lambda result: result.measured("let")),
+    "rollouts_per_example": Case(2, {}, lambda result: result.measured("let")),
+    "temperature": Case(1.0, {}, lambda result: result.measured("let")),
+    "max_tokens": Case(1, {}, lambda result: result.measured("let")),
     "every": Case(2, {}, file_names("evaluations/let")),
     "kind": Case("exhaustive", {"env": "tictactoe"}, metric_column("eval/let/lines")),
     "goals": Case({"never": ["lost"]}, {"env": "tictactoe", "kind": "exhaustive"}, metric_column("eval/let/missed")),
     "isolation.enabled": Case(True, {}, metric_column("eval/let/metrics/here")),
-    "isolation.python": Case("no/such/python", {}, lambda ran: ran.error),
-    "isolation.start_seconds": Case(0.001, {"isolation.enabled": True}, lambda ran: ran.error),
+    "isolation.python": Case("no/such/python", {}, lambda result: result.error),
+    "isolation.start_seconds": Case(0.001, {"isolation.enabled": True}, lambda result: result.error),
     "isolation.hang_seconds": Case(
-        0.05, {"isolation.enabled": True, "env_args": {"stall": 0.3}}, lambda ran: ran.error
+        0.05, {"isolation.enabled": True, "env_args": {"stall": 0.3}}, lambda result: result.error
     ),
 }
 
 
-class Workshop:
+class TrainingRunner:
     """Run training and cache the results: cases with the same settings share a run."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._ran: dict[str, Ran] = {}
+        self._results: dict[str, RunResult] = {}
         for i in (0, 1):
             tiny_model(seed=i).save(folder / f"MODEL{i}")
-            environment(folder / f"ENVS{i}", "opt_letters", ENVIRONMENT.replace("SIGN", str(1 - 2 * i)))
+            write_environment(folder / f"ENVS{i}", "opt_letters", ENVIRONMENT.replace("SIGN", str(1 - 2 * i)))
             with Run(folder / f"DATA{i}") as run:
                 run.start("eval", {}, {})
-                for n, record in enumerate(lawful(20)[i:]):
+                for n, record in enumerate(learnable_rollouts(20)[i:]):
                     scores = msgspec.structs.replace(record.scores, reward=n / 20)
                     run.append_rollout(msgspec.structs.replace(record, scores=scores, rollout_index=n))
-        environment(folder / "ENVS0", "opt_unlike", ENVIRONMENT.replace("SIGN", "-2"))
+        write_environment(folder / "ENVS0", "opt_unlike", ENVIRONMENT.replace("SIGN", "-2"))
         (folder / "opt_loss.py").write_text(LOSS)
 
-    def run(self, kind: str, settings: dict[str, Any]) -> Ran:
+    def run(self, kind: str, settings: dict[str, Any]) -> RunResult:
         key = repr((kind, sorted(settings.items())))
-        if key not in self._ran:
-            self._ran[key] = self._anew(kind, settings, self.folder / "runs" / str(len(self._ran)))
-        return self._ran[key]
+        if key not in self._results:
+            self._results[key] = self._train(kind, settings, self.folder / "runs" / str(len(self._results)))
+        return self._results[key]
 
-    def _anew(self, kind: str, settings: dict[str, Any], path: Path) -> Ran:
+    def _train(self, kind: str, settings: dict[str, Any], path: Path) -> RunResult:
         console = Console(file=io.StringIO(), width=200)
         reporter = ConsoleReporter(console)
         error = ""
@@ -342,15 +342,15 @@ class Workshop:
             patch.syspath_prepend(str(self.folder))
             try:
                 if kind == "rl":
-                    run_rl(convert(RLConfig, tables({"run_dir": str(path), **settings})), reporter)
+                    run_rl(convert(RLConfig, nested_tables({"run_dir": str(path), **settings})), reporter)
                 else:
-                    run_sft(convert(SFTConfig, tables({"run_dir": str(path), **settings})), reporter)
+                    run_sft(convert(SFTConfig, nested_tables({"run_dir": str(path), **settings})), reporter)
             except (ConfigError, RunError, TrainingError) as raised:
                 error = str(raised)
             threads = torch.get_num_threads()
         torch.set_num_threads(1)
         output = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-        return Ran(path, output, error, threads, len(batches), len(recomputed), len(logger.calls))
+        return RunResult(path, output, error, threads, len(batches), len(recomputed), len(logger.calls))
 
 
 @contextlib.contextmanager
@@ -377,8 +377,8 @@ def count_calls(patch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture(scope="module")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    return Workshop(tmp_path_factory.mktemp("options"))
+def runner(tmp_path_factory: pytest.TempPathFactory) -> TrainingRunner:
+    return TrainingRunner(tmp_path_factory.mktemp("options"))
 
 
 SMALL = {"model": "MODEL0", "env_dir": "ENVS0", "batch_size": 8, "learning_rate": 1e-2, "warmup_steps": 1, "threads": 1}
@@ -413,41 +413,46 @@ def test_every_setting_has_a_case():
 @pytest.mark.parametrize(
     ("kind", "settings"), [("rl", {**SMALL_RL, **TWO_STEPS}), ("sft", SMALL_SFT)], ids=["rl", "sft"]
 )
-def test_two_runs_with_the_same_settings_are_equal(workshop: Workshop, kind: str, settings: dict[str, Any]):
+def test_two_runs_with_the_same_settings_are_equal(runner: TrainingRunner, kind: str, settings: dict[str, Any]):
     """Otherwise a difference between two runs would prove nothing."""
-    first = workshop.run(kind, settings)
-    second = workshop.run(kind, {**settings, "show_every" if kind == "rl" else "target": 0})
-    for seen in (
+    first = runner.run(kind, settings)
+    second = runner.run(kind, {**settings, "show_every" if kind == "rl" else "target": 0})
+    for observe in (
         weights_hash,
         example_ids if kind == "rl" else step_count,
-        lambda ran: ran.metrics,
+        lambda result: result.metrics,
         file_names("checkpoints"),
         has_alerts,
     ):
-        assert seen(second) == seen(first)
+        assert observe(second) == observe(first)
     assert second[2:] == first[2:]
 
 
 @pytest.mark.parametrize("name", some_broad(RL_CASES, 6))
-def test_every_rl_setting_changes_the_run(workshop: Workshop, name: str):
+def test_every_rl_setting_changes_the_run(runner: TrainingRunner, name: str):
     case = RL_CASES[name]
     base = {**SMALL_RL, **case.base}
-    assert case.seen(workshop.run("rl", {**base, name: case.value})) != case.seen(workshop.run("rl", base))
+    assert case.observe(runner.run("rl", {**base, name: case.value})) != case.observe(runner.run("rl", base))
 
 
 @pytest.mark.parametrize("name", some_broad(SFT_CASES, 6))
-def test_every_sft_setting_changes_the_run(workshop: Workshop, name: str):
+def test_every_sft_setting_changes_the_run(runner: TrainingRunner, name: str):
     case = SFT_CASES[name]
     base = {**SMALL_SFT, **case.base}
-    assert case.seen(workshop.run("sft", {**base, name: case.value})) != case.seen(workshop.run("sft", base))
+    assert case.observe(runner.run("sft", {**base, name: case.value})) != case.observe(runner.run("sft", base))
 
 
 @pytest.mark.parametrize("name", some_broad(EVALUATION_CASES, 4))
-def test_every_evaluation_setting_changes_the_run(workshop: Workshop, name: str):
+def test_every_evaluation_setting_changes_the_run(runner: TrainingRunner, name: str):
     case = EVALUATION_CASES[name]
-    both = [tables({**HELD_OUT, **case.base, name: case.value}), tables({**HELD_OUT, **case.base})]
-    changed, default = (workshop.run("rl", {**SMALL_RL, **TWO_STEPS, "evaluation": [table]}) for table in both)
-    assert case.seen(changed) != case.seen(default)
+    evaluation_tables = [
+        nested_tables({**HELD_OUT, **case.base, name: case.value}),
+        nested_tables({**HELD_OUT, **case.base}),
+    ]
+    changed, default = (
+        runner.run("rl", {**SMALL_RL, **TWO_STEPS, "evaluation": [table]}) for table in evaluation_tables
+    )
+    assert case.observe(changed) != case.observe(default)
 
 
 ALERT_LIMITS: dict[str, tuple[str, Any]] = {

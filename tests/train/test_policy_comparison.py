@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import record_of, tiny_model
+from fakes import make_rollout, tiny_model
 from rich.console import Console
 from tiers import each_row
-from toys import Quiz, correct, right, rows, says
+from toy_envs import Quiz, correct, oracle, rows, scripted_client
 
 import rove as vf
 from rove.core.errors import ConfigError, RunError
@@ -28,7 +28,7 @@ from rove.train.policy_comparison import (
     turn_limit,
 )
 from rove.train.sft_data import SFTData
-from tests.train.test_training_progress import Seen
+from tests.train.test_training_progress import ProgressRecorder
 
 
 def row(name: str, task: float, format: float | None = 1.0, margin: float = 0.05) -> PolicyResult:
@@ -68,16 +68,16 @@ def test_policies_with_equal_rewards_allow_no_conclusion():
 def quiz(count: int = 4) -> Quiz:
     rubric = vf.Rubric([correct], [1.0])
     rubric.add_metric(lambda completion: 1.0, name="format_reward")
-    return Quiz(dataset=rows(count), rubric=rubric, policies={"teacher": right})
+    return Quiz(dataset=rows(count), rubric=rubric, policies={"teacher": oracle})
 
 
 async def test_measure_policy_limits_rollouts_and_reports_progress():
-    progress = Seen()
-    result = await measure_policy(quiz(), vf.ScriptedClient(right, "teacher"), "teacher", 10, on_progress=progress)
+    progress = ProgressRecorder()
+    result = await measure_policy(quiz(), vf.ScriptedClient(oracle, "teacher"), "teacher", 10, on_progress=progress)
     assert (result.name, result.reward, result.task, result.format, result.scored) == ("teacher", 1.0, 1.0, 1.0, 8)
     assert result.task_names == ["correct"]
     assert progress.counts["rollouts of teacher"][-1] == (8, 8)
-    assert (await measure_policy(quiz(40), says("no"), "m", 10)).scored == 10
+    assert (await measure_policy(quiz(40), scripted_client("no"), "m", 10)).scored == 10
 
 
 async def test_measure_policy_raises_if_all_rollouts_fail():
@@ -90,15 +90,15 @@ async def test_measure_policy_raises_if_all_rollouts_fail():
 
 def test_the_turn_limit_comes_from_the_responses_in_the_data():
     renderer = tiny_model().renderer
-    short = record_of(prompt=[UserMessage("a")], completion=[AssistantMessage("say"), UserMessage("hello " * 900)])
-    long = record_of(prompt=[UserMessage("a")], completion=[AssistantMessage("hello " * 2000)])
+    short = make_rollout(prompt=[UserMessage("a")], completion=[AssistantMessage("say"), UserMessage("hello " * 900)])
+    long = make_rollout(prompt=[UserMessage("a")], completion=[AssistantMessage("hello " * 2000)])
     assert turn_limit(renderer, [short]) == 16 + 2 * len(renderer.encode("say<|end|>"))
     assert turn_limit(renderer, [short, long]) == 512
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    calls = record_of(prompt=[UserMessage("a")], completion=[AssistantMessage("", tool_calls=[call])])
+    calls = make_rollout(prompt=[UserMessage("a")], completion=[AssistantMessage("", tool_calls=[call])])
     expected_text = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|end|>'
     assert longest_response(renderer, [short, calls]) == len(renderer.encode(expected_text))
-    assert longest_response(renderer, [record_of(prompt=[UserMessage("a")], completion=[])]) == 0
+    assert longest_response(renderer, [make_rollout(prompt=[UserMessage("a")], completion=[])]) == 0
 
 
 def data_run(folder: Path, config: dict[str, Any]) -> Run:
@@ -128,9 +128,11 @@ def test_the_environment_of_the_data_is_used_without_its_paths(tmp_path: Path):
     )
 
 
-@pytest.mark.parametrize(("told", "message"), [({}, "give --env ENV"), ({"env": "a/b"}, "only on request: --env a/b")])
-def test_an_unknown_environment_is_reported_in_one_line(tmp_path: Path, told: dict[str, Any], message: str):
-    data = data_run(tmp_path / "games", told)
+@pytest.mark.parametrize(
+    ("run_config", "message"), [({}, "give --env ENV"), ({"env": "a/b"}, "only on request: --env a/b")]
+)
+def test_an_unknown_environment_is_reported_in_one_line(tmp_path: Path, run_config: dict[str, Any], message: str):
+    data = data_run(tmp_path / "games", run_config)
     with pytest.raises(ConfigError, match=message):
         evaluation_target(config(), data)
     out = io.StringIO()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tiers import each_row
-from toys import roll
+from toy_envs import generate_sync
 
 import rove as vf
 from rove.train.predictability import hidden_share, merged_symbols, prompts_are_related
@@ -17,7 +17,7 @@ from rove.train.sequences import TrainingSequence
 def records(policy: Any, question: str = "Guess the number.") -> list[Any]:
     rows = [{"question": question.format(n=n), "answer": str(n % 7)} for n in range(60)]
     env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric())
-    return roll(env, vf.ScriptedClient(policy, "policy"), rollouts_per_example=2)
+    return generate_sync(env, vf.ScriptedClient(policy, "policy"), rollouts_per_example=2)
 
 
 def knows(messages: Any, state: Any, rng: random.Random) -> str:
@@ -56,21 +56,21 @@ def test_hidden_share_counts_every_conversation_the_same():
 
     rows = [{"question": "Guess." if n < 30 else f"Repeat {n // 2}.", "answer": str(n)} for n in range(60)]
     env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric())
-    rollouts = roll(env, vf.ScriptedClient(random_or_certain, "policy"), rollouts_per_example=2)
+    rollouts = generate_sync(env, vf.ScriptedClient(random_or_certain, "policy"), rollouts_per_example=2)
     assert hidden_share(rollouts) == 0.0
 
 
 def test_hidden_share_sees_a_hidden_answer_in_several_conversations():
     rows = [{"question": f"Guess the number of group {n // 15}.", "answer": str(n % 7)} for n in range(60)]
     env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric())
-    assert hidden_share(roll(env, vf.ScriptedClient(knows, "policy"), rollouts_per_example=2)) == 1.0
+    assert hidden_share(generate_sync(env, vf.ScriptedClient(knows, "policy"), rollouts_per_example=2)) == 1.0
 
 
 def test_the_teacher_of_tictactoe_hides_nothing():
     """It breaks ties at random, and most later turns leave it no choice."""
     env = vf.load_environment("tictactoe", num_examples=100)
     teacher = vf.ScriptedClient(env.policies["teacher"], "teacher")
-    assert hidden_share(roll(env, teacher, rollouts_per_example=2, train=True)) == 0.0
+    assert hidden_share(generate_sync(env, teacher, rollouts_per_example=2, train=True)) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from fakes import record_of, tiny_model
+from fakes import make_rollout, tiny_model
 from flat_settings import with_tables
 from tiers import each_row, first_quick
 
@@ -175,11 +175,11 @@ def test_a_run_with_a_reference_and_several_updates_resumes_exactly(tmp_path: Pa
 
 @pytest.mark.broad
 @pytest.mark.parametrize(
-    "more", first_quick([{}, {"max_off_policy_steps": 1}], broad=0), ids=["in step", "playing ahead"]
+    "overrides", first_quick([{}, {"max_off_policy_steps": 1}], broad=0), ids=["in step", "playing ahead"]
 )
-def test_a_run_with_a_synced_reference_resumes_exactly(tmp_path: Path, more: dict[str, Any]):
+def test_a_run_with_a_synced_reference_resumes_exactly(tmp_path: Path, overrides: dict[str, Any]):
     """The checkpoint of step 3 has the reference of step 2; the checkpoint of step 6 has the reference synced in that step."""
-    config = settings(loss__kl_penalty=1.0, loss__sync_reference_every=2, steps=7, checkpoint_every=3, **more)
+    config = settings(loss__kl_penalty=1.0, loss__sync_reference_every=2, steps=7, checkpoint_every=3, **overrides)
     train(tmp_path / "whole", config, two_turns())
     for kill_at in (4, 7):
         with pytest.raises(Killed):
@@ -251,13 +251,13 @@ def test_a_step_killed_between_sampling_and_training_is_sampled_again(
     calls: list[int] = []
     step = Trainer.step
 
-    def dies(self: Trainer, *args: Any, **kwargs: Any) -> Any:
+    def kill_in_training(self: Trainer, *args: Any, **kwargs: Any) -> Any:
         calls.append(1)
         if len(calls) == 4:
             raise Killed
         return step(self, *args, **kwargs)
 
-    monkeypatch.setattr(Trainer, "step", dies)
+    monkeypatch.setattr(Trainer, "step", kill_in_training)
     with pytest.raises(Killed):
         train(tmp_path, settings(), two_turns())
     assert (len(rollouts_of(tmp_path)), len(metrics_of(tmp_path))) == (4 * 16, 3)
@@ -331,7 +331,7 @@ TURN = [StepTokens([1], [2, 3], [-0.1, -0.2])]
 
 
 def make_group(*rewards: float | None, key: str = "a", **fields: Any) -> list[RolloutRecord]:
-    return [record_of(TURN, reward, key=key, index=i, **fields) for i, reward in enumerate(rewards)]
+    return [make_rollout(TURN, reward, key=key, index=i, **fields) for i, reward in enumerate(rewards)]
 
 
 def last_advantages(records: list[RolloutRecord], truncated: str = "keep") -> list[float]:
@@ -368,7 +368,7 @@ def test_failed_rollouts_are_excluded_from_the_group_mean():
     ("truncated", "expected"), [("keep", [0.5, -0.5, 0.0]), ("zero", [2 / 3, -1 / 3, -1 / 3]), ("mask", [0.5, -0.5])]
 )
 def test_truncated_rollouts_are_kept_zeroed_or_masked(truncated: str, expected: list[float]):
-    records = [*make_group(1.0, 0.0), record_of(TURN, 0.5, index=2, is_truncated=True)]
+    records = [*make_group(1.0, 0.0), make_rollout(TURN, 0.5, index=2, is_truncated=True)]
     assert last_advantages(records, truncated) == pytest.approx(expected)
     assert training_sequences(records, truncated)[1]["rollouts/truncated"] == 1.0
 

@@ -79,13 +79,13 @@ def test_a_step_is_sampled_while_another_is_trained(tmp_path: Path, monkeypatch:
         sampled[step].set()
         return records
 
-    def watched_learn(config: Any, step: int, *rest: Any) -> Any:
+    def watched_learn(config: Any, step: int, *args: Any) -> Any:
         assert threading.current_thread() is not threading.main_thread()
         if step + 1 not in (4, 7):
             assert sampled[step + 1].wait(timeout=30)
         else:
             assert not sampled[min(step + 1, 7)].wait(timeout=0.1)
-        return learn(config, step, *rest)
+        return learn(config, step, *args)
 
     monkeypatch.setattr(RolloutCollector, "_run_groups", watched_run)
     monkeypatch.setattr(rl, "learn", watched_learn)

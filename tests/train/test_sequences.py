@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from fakes import record_of, tiny_model
+from fakes import make_rollout, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +12,7 @@ from rove.train.sequences import Origin, TrainingSequence, sequences_from_messag
 
 def test_a_prompt_that_extends_the_previous_turn_continues_its_sequence():
     # The example in the docstring of rove/train/sequences.py.
-    record = record_of([StepTokens([1, 2], [7, 8], [-0.1, -0.2]), StepTokens([1, 2, 7, 8, 3], [9], [-0.3])])
+    record = make_rollout([StepTokens([1, 2], [7, 8], [-0.1, -0.2]), StepTokens([1, 2, 7, 8, 3], [9], [-0.3])])
     assert sequences_from_record(record, 0.5) == [
         TrainingSequence(
             ids=[1, 2, 7, 8, 3, 9],
@@ -31,15 +31,15 @@ def test_each_turn_keeps_its_own_advantage_in_any_sequence():
         (joined, [[0.0, 0.0, 0.5, 0.5, 0.0, -2.0]]),
         (broken, [[0.0, 0.0, 0.5, 0.5], [0.0] * 4 + [-2.0]]),
     ):
-        record = record_of([StepTokens([1, 2], [7, 8], [-0.1, -0.2]), second])
+        record = make_rollout([StepTokens([1, 2], [7, 8], [-0.1, -0.2]), second])
         assert [sequence.advantages for sequence in sequences_from_record(record, [0.5, -2.0])] == expected
         assert sequences_from_record(record, [0.5]) == sequences_from_record(record, 0.5)
     with pytest.raises(ValueError, match="shorter"):
-        sequences_from_record(record_of([joined] * 3), [0.5, -2.0])
+        sequences_from_record(make_rollout([joined] * 3), [0.5, -2.0])
 
 
 def test_a_prompt_that_does_not_extend_the_previous_turn_starts_a_sequence():
-    record = record_of([StepTokens([1, 2], [7, 8], [-0.1, -0.2]), StepTokens([1, 2, 7, 3], [9], [-0.3])])
+    record = make_rollout([StepTokens([1, 2], [7, 8], [-0.1, -0.2]), StepTokens([1, 2, 7, 3], [9], [-0.3])])
     first, second = Origin("a", 0, [(0, 2)], [0.0]), Origin("a", 0, [(1, 1)], [0.0])
     assert sequences_from_record(record, -1.0) == [
         TrainingSequence([1, 2, 7, 8], [False, False, True, True], [0, 0, -0.1, -0.2], [0, 0, -1, -1], origin=first),
@@ -48,7 +48,7 @@ def test_a_prompt_that_does_not_extend_the_previous_turn_starts_a_sequence():
 
 
 def test_a_prompt_equal_to_the_previous_turn_continues_its_sequence():
-    record = record_of([StepTokens([1], [2], [-0.1]), StepTokens([1, 2], [3], [-0.2])])
+    record = make_rollout([StepTokens([1], [2], [-0.1]), StepTokens([1, 2], [3], [-0.2])])
     [sequence] = sequences_from_record(record, 1.0)
     assert (sequence.ids, sequence.mask) == ([1, 2, 3], [False, True, True])
 
@@ -56,7 +56,7 @@ def test_a_prompt_equal_to_the_previous_turn_continues_its_sequence():
 def test_interleaved_conversations_give_one_sequence_each():
     agent = StepTokens([1], [2], [-0.1]), StepTokens([1, 2, 3], [4], [-0.2]), StepTokens([1, 2, 3, 4, 5], [6], [-0.3])
     helper = StepTokens([9], [8], [-0.4]), StepTokens([9, 8, 7], [6], [-0.5])
-    record = record_of([agent[0], helper[0], agent[1], helper[1], agent[2]])
+    record = make_rollout([agent[0], helper[0], agent[1], helper[1], agent[2]])
     agent_sequence, helper_sequence = sequences_from_record(record, [1.0, 2.0, 3.0, 4.0, 5.0])
     assert (agent_sequence.ids, agent_sequence.logprobs) == ([1, 2, 3, 4, 5, 6], [0.0, -0.1, 0.0, -0.2, 0.0, -0.3])
     assert agent_sequence.advantages == [0.0, 1.0, 0.0, 3.0, 0.0, 5.0]
@@ -64,7 +64,7 @@ def test_interleaved_conversations_give_one_sequence_each():
 
 
 def test_two_responses_to_one_prompt_are_each_trained_once():
-    record = record_of(
+    record = make_rollout(
         [StepTokens([1], [2], [-0.1]), StepTokens([1, 2, 3], [4], [-0.2]), StepTokens([1, 2, 5], [6], [-0.3])]
     )
     first, second = sequences_from_record(record, 1.0)
@@ -74,15 +74,15 @@ def test_two_responses_to_one_prompt_are_each_trained_once():
 def test_the_version_of_a_sequence_is_that_of_its_oldest_token():
     turns = [StepTokens([1], [2], [0.0], policy_version=v) for v in (5,)]
     turns += [StepTokens([1, 2, 3], [4], [0.0], policy_version=4), StepTokens([9], [8], [0.0], policy_version=6)]
-    assert [s.policy_version for s in sequences_from_record(record_of(turns), 1.0)] == [4, 6]
+    assert [s.policy_version for s in sequences_from_record(make_rollout(turns), 1.0)] == [4, 6]
 
 
 def test_version_spans_record_the_version_of_every_token():
     first = StepTokens([1], [2, 3, 4], [-0.1] * 3, 4, [(4, 1), (5, 2)])
     second = StepTokens([1, 2, 3, 4, 9], [6], [-0.1], 5)
     third = StepTokens([1, 2, 3, 4, 9, 6, 9], [7, 8], [-0.1] * 2, 6, [(6, 1), (8, 1)])
-    other = StepTokens([7], [7, 7], [-0.1] * 2, 8)
-    joined, separate = sequences_from_record(record_of([first, second, third, other]), 1.0)
+    unrelated = StepTokens([7], [7, 7], [-0.1] * 2, 8)
+    joined, separate = sequences_from_record(make_rollout([first, second, third, unrelated]), 1.0)
     assert (joined.policy_version, joined.version_spans) == (4, [(4, 1), (5, 3), (6, 1), (8, 1)])
     assert joined.versions == joined.version_spans
     assert (separate.policy_version, separate.version_spans, separate.versions) == (8, [], [(8, 2)])
@@ -90,7 +90,7 @@ def test_version_spans_record_the_version_of_every_token():
 
 def test_sequences_keep_the_temperature_and_greedy_sampling_counts_as_1():
     turns = [StepTokens([1], [2], [0.0])]
-    assert [sequences_from_record(record_of(turns, temperature=t), 1.0)[0].temperature for t in (1.25, 0.0)] == [
+    assert [sequences_from_record(make_rollout(turns, temperature=t), 1.0)[0].temperature for t in (1.25, 0.0)] == [
         1.25,
         1.0,
     ]
@@ -98,21 +98,21 @@ def test_sequences_keep_the_temperature_and_greedy_sampling_counts_as_1():
 
 def test_a_rollout_without_tokens_is_rejected():
     with pytest.raises(ConfigError, match="no token record"):
-        sequences_from_record(record_of([StepTokens([1], [2], [0.0]), None]), 1.0)
+        sequences_from_record(make_rollout([StepTokens([1], [2], [0.0]), None]), 1.0)
 
 
 def test_a_rollout_without_turns_gives_no_sequences():
-    assert sequences_from_record(record_of([]), 1.0) == []
+    assert sequences_from_record(make_rollout([]), 1.0) == []
 
 
 def test_a_turn_continues_the_longest_sequence_that_it_extends():
-    own = [
+    main_steps = [
         StepTokens([1, 2], [7], [-0.1]),
         StepTokens([1, 2, 7, 3], [8], [-0.2]),
         StepTokens([1, 2, 7, 3, 8, 4], [9], [-0.3]),
     ]
-    others = [StepTokens([5], [6], [-1.0]), StepTokens([1, 2], [6], [-2.0]), StepTokens([5, 6, 0], [7], [-3.0])]
-    record = record_of([step for pair in zip(own, others, strict=True) for step in pair])
+    other_steps = [StepTokens([5], [6], [-1.0]), StepTokens([1, 2], [6], [-2.0]), StepTokens([5, 6, 0], [7], [-3.0])]
+    record = make_rollout([step for pair in zip(main_steps, other_steps, strict=True) for step in pair])
     assert sequences_from_record(record, 1.0) == [
         TrainingSequence(
             [1, 2, 7, 3, 8, 4, 9],
@@ -154,7 +154,7 @@ def test_each_sampled_token_is_trained_exactly_once_and_never_a_prompt_token(
         counter += len(completion)
         turns.append(StepTokens(prompt, completion, logprobs))
         previous_ids = turns[-1].ids
-    sequences = sequences_from_record(record_of(turns), 2.0)
+    sequences = sequences_from_record(make_rollout(turns), 2.0)
     trained = []
     for sequence in sequences:
         assert len(sequence.ids) == len(sequence.mask) == len(sequence.logprobs) == len(sequence.advantages)
@@ -192,25 +192,25 @@ def test_sequences_have_the_rewards_of_their_turns():
     tokens = [StepTokens([1], [2], [-0.1]), StepTokens([9], [8], [-0.4]), StepTokens([1, 2, 3], [4], [-0.2])]
     steps = [TrajectoryStep([], [], tokens=turn) for turn in tokens]
     steps[0]["reward"] = 0.25
-    origins = [sequence.origin for sequence in sequences_from_record(record_of(reward=1.0, steps=steps))]
+    origins = [sequence.origin for sequence in sequences_from_record(make_rollout(reward=1.0, steps=steps))]
     assert origins == [Origin("a", 0, [(0, 1), (2, 1)], [0.25, 1.0]), Origin("a", 0, [(1, 1)], [0.0])]
-    failed = sequences_from_record(record_of(reward=None, steps=steps))
+    failed = sequences_from_record(make_rollout(reward=None, steps=steps))
     assert [sequence.origin.rewards for sequence in failed if sequence.origin] == [[], []]
 
 
 def test_the_total_reward_includes_the_turns_and_needs_none():
     steps = [TrajectoryStep([], []), TrajectoryStep([], [])]
     steps[0]["reward"] = 0.25
-    assert total_reward(record_of(reward=1.0, steps=steps)) == 1.25
-    assert total_reward(record_of(reward=1.0)) == 1.0
-    assert total_reward(record_of(reward=0.0)) == 0.0
-    assert total_reward(record_of(reward=0.0, steps=steps)) == 0.25
+    assert total_reward(make_rollout(reward=1.0, steps=steps)) == 1.25
+    assert total_reward(make_rollout(reward=1.0)) == 1.0
+    assert total_reward(make_rollout(reward=0.0)) == 0.0
+    assert total_reward(make_rollout(reward=0.0, steps=steps)) == 0.25
 
 
 def test_a_record_without_tokens_is_tokenized_again_as_for_sft():
     renderer = tiny_model().renderer
     prompt, reply = [{"role": "user", "content": "say"}], [{"role": "assistant", "content": "hello"}]
-    record = record_of(steps=[TrajectoryStep(prompt, reply)], prompt=prompt, completion=reply)
+    record = make_rollout(steps=[TrajectoryStep(prompt, reply)], prompt=prompt, completion=reply)
     [expected] = sequences_from_messages(renderer, [*prompt, *reply])
     [sequence] = sequences_from_record(record, renderer=renderer)
     assert sequence == expected
@@ -219,5 +219,5 @@ def test_a_record_without_tokens_is_tokenized_again_as_for_sft():
     assert halved.advantages == [0.5 * trained for trained in expected.mask]
     with pytest.raises(ConfigError, match="advantages is a list of 1 numbers"):
         sequences_from_record(record, [0.5], renderer)
-    exact = record_of([StepTokens([1], [2], [-0.1])])
+    exact = make_rollout([StepTokens([1], [2], [-0.1])])
     assert sequences_from_record(exact, 1.0, renderer) == sequences_from_record(exact)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import environment
+from commands import write_environment
 from flat_settings import with_tables
 from tiers import each_row
-from toys import Quiz, rows
+from toy_envs import Quiz, rows
 
 from rove.core.config import convert
 from rove.core.findings import HIGH, MEDIUM, OK, Finding, Severity
@@ -38,7 +38,7 @@ def test_invalid_settings_fail(over: dict[str, Any]):
 
 
 @each_row(
-    ("name", "over", "said"),
+    ("name", "over", "message"),
     [
         ("batch", {"batch_size": 32}, "collapse"),
         ("batch", {"batch_size": 128}, "noisy"),
@@ -51,11 +51,11 @@ def test_invalid_settings_fail(over: dict[str, Any]):
         ("schedule", {"checkpoint_every": 100}, "no checkpoint"),
     ],
 )
-def test_valid_but_inadvisable_settings_are_warnings(name: str, over: dict[str, Any], said: str):
+def test_valid_but_inadvisable_settings_are_warnings(name: str, over: dict[str, Any], message: str):
     findings = find(**over)
     assert findings[name].severity == MEDIUM
     assert not any(finding.severity is HIGH for finding in findings.values())
-    assert said in repr(findings[name])
+    assert message in repr(findings[name])
 
 
 @pytest.mark.parametrize(("steps", "severity"), [(19, OK), (20, MEDIUM)])
@@ -118,7 +118,7 @@ def test_check_environment_checks_the_dataset():
 
 
 @pytest.mark.parametrize(
-    ("count", "different", "over", "status", "seen"),
+    ("count", "different", "over", "status", "text"),
     [
         (2000, 2000, {}, OK, "2,000 rows, each used 1.6 times"),
         (2000, 2000, {"steps": 30}, OK, "2,000 rows, 960 of them used, each used 1 times"),
@@ -141,10 +141,10 @@ def test_check_environment_checks_the_dataset():
         (20000, 20000, {"steps": 1000}, OK, "20,000 rows, the first 10,000 checked"),
     ],
 )
-def test_equal_rows_count_as_one_example(count: int, different: int, over: dict[str, Any], status: str, seen: str):
+def test_equal_rows_count_as_one_example(count: int, different: int, over: dict[str, Any], status: str, text: str):
     env = Quiz(dataset=[{"question": f"q{i % different}", "answer": "a"} for i in range(count)])
     [finding] = check_environment(config(**over), env)
-    assert (finding.severity, finding.text) == (status, seen)
+    assert (finding.severity, finding.text) == (status, text)
 
 
 def test_rows_of_a_generator_are_described():
@@ -164,7 +164,7 @@ def load_environment(first=0, count=300, apart=False):
 
 
 @pytest.mark.parametrize(
-    ("env_args", "status", "seen"),
+    ("env_args", "status", "text"),
     [
         ({}, MEDIUM, "evaluation mine: 100 of 100 rows are also trained on"),
         ({"first": 250}, MEDIUM, "evaluation mine: 50 of 100 rows are also trained on"),
@@ -173,13 +173,13 @@ def load_environment(first=0, count=300, apart=False):
     ],
 )
 def test_evaluation_rows_that_are_also_trained_on_are_a_warning(
-    tmp_path: Path, env_args: dict[str, Any], status: str, seen: str
+    tmp_path: Path, env_args: dict[str, Any], status: str, text: str
 ):
-    environment(tmp_path, "quiz_rows", HELD_OUT)
+    write_environment(tmp_path, "quiz_rows", HELD_OUT)
     evaluations = [EvaluationConfig(env="quiz_rows", name="mine", env_args=env_args)]
     settings = config(env="quiz_rows", env_dir=str(tmp_path), evaluation=evaluations)
     dataset, held_out = check_environment(settings, load_environment("quiz_rows", tmp_path))
-    assert (held_out.id, held_out.severity, held_out.text) == ("held_out", status, seen)
+    assert (held_out.id, held_out.severity, held_out.text) == ("held_out", status, text)
     assert dataset.severity == OK
 
 

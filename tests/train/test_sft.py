@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from fakes import record_of, tiny_model
+from fakes import make_rollout, tiny_model
 from flat_settings import with_tables
 from tiers import each_row, first_quick
 
@@ -34,15 +34,15 @@ WORDS = ["no", "you", "say", "hello", "world", "X", "O", "Any"]
 
 def record(question: str, answer: str, **fields: Any) -> RolloutRecord:
     completion = [AssistantMessage(answer), UserMessage("You win.")]
-    return record_of(prompt=[UserMessage(question)], completion=completion, **fields)
+    return make_rollout(prompt=[UserMessage(question)], completion=completion, **fields)
 
 
-def lawful(count: int = 40) -> list[RolloutRecord]:
+def learnable_rollouts(count: int = 40) -> list[RolloutRecord]:
     """Return rollouts whose responses follow from the prompts."""
     return [record(f" {n % 9}", f"<move>{n % 9}</move>") for n in range(count)]
 
 
-def lawless(count: int = 40) -> list[RolloutRecord]:
+def random_rollouts(count: int = 40) -> list[RolloutRecord]:
     """Return rollouts whose responses can only be memorized."""
     rng = random.Random(0)
     return [record(" ".join(rng.choices(WORDS, k=3)), " ".join(rng.choices(WORDS, k=3))) for _ in range(count)]
@@ -72,14 +72,14 @@ def train(
     config: SFTConfig,
     data: SFTSource,
     kill_at: int | None = None,
-    seen: dict[int, Any] | None = None,
+    weights_by_step: dict[int, Any] | None = None,
 ) -> LoadedModel:
     """Train like a new process: with a new model and a run folder that may exist."""
     loaded = tiny_model()
 
     def on_step(step: int, total: int, metrics: Any) -> None:
-        if seen is not None:
-            seen[step] = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
+        if weights_by_step is not None:
+            weights_by_step[step] = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
         if step == kill_at:
             raise Killed
 
@@ -99,7 +99,7 @@ def without_times(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.broad
 def test_the_loss_falls_and_the_responses_are_learned(tmp_path: Path):
-    loaded = train(tmp_path, settings(epochs=15), lawful())
+    loaded = train(tmp_path, settings(epochs=15), learnable_rollouts())
     metrics = Run(tmp_path).metrics()
     assert metrics[-1]["loss"] < 0.1 * metrics[0]["loss"]
     assert [m["step"] for m in metrics] == list(range(1, len(metrics) + 1))
@@ -112,9 +112,9 @@ def test_the_loss_falls_and_the_responses_are_learned(tmp_path: Path):
 
 @pytest.mark.broad
 def test_early_stopping_keeps_the_weights_with_the_lowest_validation_loss(tmp_path: Path):
-    seen: dict[int, Any] = {}
+    weights_by_step: dict[int, Any] = {}
     config = settings(epochs=100, patience=3, validate_every=2)
-    loaded = train(tmp_path, config, lawless(), seen=seen)
+    loaded = train(tmp_path, config, random_rollouts(), weights_by_step=weights_by_step)
     losses = {m["step"]: m["validation_loss"] for m in Run(tmp_path).metrics() if "validation_loss" in m}
     best = min(losses, key=lambda step: losses[step])
     assert 0 < best < max(losses) == best + config.patience * config.validate_every < 400
@@ -123,15 +123,15 @@ def test_early_stopping_keeps_the_weights_with_the_lowest_validation_loss(tmp_pa
     assert (summary["best_step"], summary["validation_loss"], summary["steps"]) == (best, losses[best], max(losses))
     final = load_model(tmp_path / "final", device="cpu").model.state_dict()
     for name, tensor in loaded.model.state_dict().items():
-        assert torch.equal(tensor, seen[best][name])
+        assert torch.equal(tensor, weights_by_step[best][name])
         assert torch.equal(final[name], tensor)
-    assert not torch.equal(final["lm_head.weight"], seen[max(losses)]["lm_head.weight"])
+    assert not torch.equal(final["lm_head.weight"], weights_by_step[max(losses)]["lm_head.weight"])
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sft")
-    train(path, settings(), lawful())
+    train(path, settings(), learnable_rollouts())
     return path
 
 
@@ -139,9 +139,9 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_killed_run_ends_with_exactly_the_same_weights(uninterrupted: Path, tmp_path: Path, kills: list[int]):
     for kill_at in kills:
         with pytest.raises(Killed):
-            train(tmp_path, settings(), lawful(), kill_at)
+            train(tmp_path, settings(), learnable_rollouts(), kill_at)
         assert not (tmp_path / "final").exists()
-    train(tmp_path, settings(), lawful())
+    train(tmp_path, settings(), learnable_rollouts())
     assert weights_of(tmp_path) == weights_of(uninterrupted)
     assert without_times(tmp_path) == without_times(uninterrupted)
     assert (tmp_path / "summary.json").read_bytes() == (uninterrupted / "summary.json").read_bytes()
@@ -161,22 +161,22 @@ def test_a_kill_while_a_checkpoint_is_written_does_not_change_the_result(
 
     monkeypatch.setattr(Run, "save_checkpoint", save_checkpoint)
     with pytest.raises(Killed):
-        train(tmp_path, settings(), lawful())
+        train(tmp_path, settings(), learnable_rollouts())
     assert written == ["4", "best", "8", "best"][:kill_at]
     monkeypatch.undo()
-    train(tmp_path, settings(), lawful())
+    train(tmp_path, settings(), learnable_rollouts())
     assert weights_of(tmp_path) == weights_of(uninterrupted)
 
 
 def test_a_validation_loss_that_is_never_finite_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Learner, "mean_loss", lambda self, samples: math.nan)
     with pytest.raises(TrainingError, match="validation_loss was not a finite number in any of 2 steps"):
-        train(tmp_path, settings(epochs=1, batch_size=16), lawful())
+        train(tmp_path, settings(epochs=1, batch_size=16), learnable_rollouts())
 
 
 def test_a_finished_run_is_not_changed(uninterrupted: Path):
     weights, metrics = weights_of(uninterrupted), Run(uninterrupted).metrics()
-    train(uninterrupted, settings(), lawful())
+    train(uninterrupted, settings(), learnable_rollouts())
     assert (weights_of(uninterrupted), Run(uninterrupted).metrics()) == (weights, metrics)
 
 
@@ -191,7 +191,7 @@ def test_the_learning_rate_warms_up_and_decays(uninterrupted: Path):
 
 
 def test_a_warm_up_that_is_longer_than_the_training_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    train(tmp_path, settings(epochs=1, batch_size=16, warmup_steps=20), lawless())
+    train(tmp_path, settings(epochs=1, batch_size=16, warmup_steps=20), random_rollouts())
     assert "2 steps, 20 of warm-up: the learning rate never reaches 0.01; lower warmup_steps" in caplog.text
 
 
@@ -199,7 +199,7 @@ def test_every_conversation_is_used_at_most_once_per_epoch():
     from rove.train.sft import _batch
 
     config = settings(batch_size=4)
-    training = [sequences_from_messages(tiny_model().renderer, [*r.prompt, *r.completion]) for r in lawless(14)]
+    training = [sequences_from_messages(tiny_model().renderer, [*r.prompt, *r.completion]) for r in random_rollouts(14)]
     epochs = [
         [id(conversation) for step in range(3 * e, 3 * e + 3) for conversation in _batch(config, step, training)]
         for e in range(2)
@@ -214,7 +214,7 @@ def test_failed_empty_and_low_reward_rollouts_are_excluded():
         record("a", "1", reward=1.0),
         record("b", "2", reward=0.5),
         record("c", "3", reward=None),
-        record_of(prompt=[UserMessage("d")], reward=1.0),
+        make_rollout(prompt=[UserMessage("d")], reward=1.0),
         record("e", "5", reward=0.9),
     ]
 
@@ -236,7 +236,7 @@ def test_the_split_has_training_and_validation_data_for_any_fraction(fraction: f
         for keys in ("aaaaa", "abcde", "abbbb"):
             conversations = [
                 Conversation([*r.prompt, *r.completion], example_key=k)
-                for r, k in zip(lawless(count), keys, strict=False)
+                for r, k in zip(random_rollouts(count), keys, strict=False)
             ]
             config = settings(validation_fraction=fraction)
             training, held_out = split(tokenize(renderer, conversations, config, 1024), config)
@@ -281,15 +281,17 @@ def test_invalid_settings_are_rejected(wrong: dict[str, Any]):
         settings(**wrong).check()
 
 
-def step(prompt: list[Any], said: str, tools: Any = None) -> TrajectoryStep:
-    return TrajectoryStep(list(prompt), [AssistantMessage(said)], tools=tools)
+def step(prompt: list[Any], reply: str, tools: Any = None) -> TrajectoryStep:
+    return TrajectoryStep(list(prompt), [AssistantMessage(reply)], tools=tools)
 
 
 def test_a_rollout_with_alternating_turns_is_one_conversation():
     first = step([UserMessage("a")], "1")
     second = step([*first.prompt, *first.completion, UserMessage("b")], "2")
     completion = [*first.completion, UserMessage("b"), *second.completion, UserMessage("bye")]
-    rollout = record_of(prompt=first.prompt, completion=completion, steps=[first, second], tools=[{"type": "function"}])
+    rollout = make_rollout(
+        prompt=first.prompt, completion=completion, steps=[first, second], tools=[{"type": "function"}]
+    )
     assert conversations_of(rollout) == [
         Conversation([UserMessage("a"), *completion], [{"type": "function"}], None, "a", 1)
     ]
@@ -303,7 +305,9 @@ def test_repeated_and_asynchronous_rollouts_of_an_example_have_its_key(key: str)
 
 def test_a_conversation_whose_tools_changed_has_those_of_its_last_request():
     first = step([UserMessage("a")], "1", tools=[])
-    rollout = record_of(prompt=first.prompt, completion=first.completion, steps=[first], tools=[{"type": "function"}])
+    rollout = make_rollout(
+        prompt=first.prompt, completion=first.completion, steps=[first], tools=[{"type": "function"}]
+    )
     assert [conversation.tools for conversation in conversations_of(rollout)] == [None]
 
 
@@ -314,7 +318,7 @@ def test_an_agents_conversations_are_trained_as_the_model_saw_them():
     rewritten = step([UserMessage("all in all: 1, 2")], "3")
     completion = [AssistantMessage("2"), AssistantMessage("the agent's answer")]
     steps = [first, helper, second, rewritten]
-    rollout = record_of(prompt=[UserMessage("a")], completion=completion, steps=steps, tools=[{"type": "function"}])
+    rollout = make_rollout(prompt=[UserMessage("a")], completion=completion, steps=steps, tools=[{"type": "function"}])
     main, helper_conversation, rewritten_conversation = conversations_of(rollout)
     assert main == Conversation([*second.prompt, *second.completion], [{"type": "function"}], frozenset({2, 5}), "a", 0)
     assert helper_conversation == Conversation([*helper.prompt, *helper.completion], None, frozenset({1}), "a", 0)

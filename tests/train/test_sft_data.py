@@ -7,7 +7,7 @@ from typing import Any
 import datasets
 import msgspec
 import pytest
-from fakes import record_of, tiny_model
+from fakes import make_rollout, tiny_model
 
 import rove as vf
 from rove.core.errors import ConfigError
@@ -25,7 +25,7 @@ from rove.train.sequences import TrainingSequence
 from rove.train.sft import train_sft
 from rove.train.sft_data import SFTData, reasoning_notices, split, tokenize
 from rove.train.sft_preview import preview_sft
-from tests.train.test_sft import lawful, settings, train, weights_of
+from tests.train.test_sft import learnable_rollouts, settings, train, weights_of
 
 TEMPLATE = (
     "{{ tools | tojson if tools else '' }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}"
@@ -51,24 +51,24 @@ def prepared(
     return split(tokenize(renderer, SFTData(source, config).conversations, config, 1024), config)
 
 
-def joined(file: Path, target: Path) -> Path:
+def write_messages(file: Path, target: Path) -> Path:
     """Write the rows of an export as OpenAI messages."""
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    kept = [
+    message_rows = [
         {"messages": row["prompt"] + row["completion"], "tools": row.get("tools"), "reward": row["reward"]}
         for row in rows
     ]
-    target.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    target.write_text("".join(json.dumps(row) + "\n" for row in message_rows))
     return target
 
 
 def test_training_on_a_run_and_on_its_messages_gives_the_same_weights(tmp_path: Path):
-    run = data_run(tmp_path / "run", lawful(12))
+    run = data_run(tmp_path / "run", learnable_rollouts(12))
     exported = tmp_path / "exported.jsonl"
     write_rows(RunRows(Run(run)), exported)
     config = settings(epochs=2)
     train(tmp_path / "from run", config, run)
-    train(tmp_path / "from messages", config, joined(exported, tmp_path / "messages.json"))
+    train(tmp_path / "from messages", config, write_messages(exported, tmp_path / "messages.json"))
     assert weights_of(tmp_path / "from messages") == weights_of(tmp_path / "from run")
 
 
@@ -113,7 +113,7 @@ def conversations_with_tools() -> list[RolloutRecord]:
             AssistantMessage(f"{number}"),
         ]
         prompt = [SystemMessage("You are X."), UserMessage(f"hello {number // 2}")]
-        records.append(record_of(prompt=prompt, completion=completion, tools=[tool], reward=number))
+        records.append(make_rollout(prompt=prompt, completion=completion, tools=[tool], reward=number))
     return records
 
 
@@ -130,7 +130,7 @@ def test_every_source_gives_the_same_sequences_and_the_same_split(tmp_path: Path
     write_rows(RunRows(Run(run)), exported)
     write_rows(RunRows(Run(run)), table, "parquet")
     rows = [json.loads(line) for line in exported.read_text().splitlines()]
-    sources = [exported, table, str(joined(exported, tmp_path / "messages.jsonl")), rows, Run(run)]
+    sources = [exported, table, str(write_messages(exported, tmp_path / "messages.jsonl")), rows, Run(run)]
     for source in sources:
         assert prepared(source, renderer, min_reward=2.0) == expected
     messages = [row["prompt"] + row["completion"] for row in rows]
@@ -141,9 +141,10 @@ def test_every_source_gives_the_same_sequences_and_the_same_split(tmp_path: Path
 
 def test_rows_of_an_example_are_on_one_side_and_an_export_keeps_its_examples_apart(tmp_path: Path):
     config = settings(validation_fraction=0.5)
-    asked = [UserMessage("hello")]
+    prompt = [UserMessage("hello")]
     records = [
-        record_of(prompt=asked, completion=[AssistantMessage(word)], answer=word, reward=1.0) for word in ("no", "say")
+        make_rollout(prompt=prompt, completion=[AssistantMessage(word)], answer=word, reward=1.0)
+        for word in ("no", "say")
     ]
     exported = tmp_path / "exported.jsonl"
     write_rows(RunRows(Run(data_run(tmp_path / "run", records))), exported)
@@ -288,10 +289,10 @@ def test_the_identity_is_that_of_the_content(tmp_path: Path):
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    one, two = (SFTData(tmp_path / folder / "a.jsonl", config).identity for folder in ("one", "two"))
-    assert one == two
+    first, second = (SFTData(tmp_path / folder / "a.jsonl", config).identity for folder in ("one", "two"))
+    assert first == second
     (tmp_path / "two" / "a.jsonl").write_text("{}")
-    assert SFTData(tmp_path / "two" / "a.jsonl", config).identity != one
+    assert SFTData(tmp_path / "two" / "a.jsonl", config).identity != first
 
 
 def test_other_sources_are_refused(tmp_path: Path):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import tiny_model
-from processes import alone, difference, several
+from processes import relative_difference, run_in_process, run_with_torchrun
 from ranks_program import Job
 
 from rove.train import sharding
@@ -46,21 +46,27 @@ def test_a_checkpoint_can_be_resumed_with_another_number_of_processes(
     def job(name: str, **fields: Any) -> Job:
         return Job(str(tmp_path / name), arch=arch, config=config, **fields)
 
-    uninterrupted = alone(job("whole"))["weights"]
-    alone(job("one", steps=(0, 3), save=str(tmp_path / "of one")))
-    several(2, job("two", steps=(0, 3), save=str(tmp_path / "of two")))
+    uninterrupted = run_in_process(job("whole"))["weights"]
+    run_in_process(job("one", steps=(0, 3), save=str(tmp_path / "of one")))
+    run_with_torchrun(2, job("two", steps=(0, 3), save=str(tmp_path / "of two")))
     for size, checkpoint in ((4, "of two"), (1, "of two"), (2, "of one"), (2, "of two")):
         resumed_job = job(f"{size} {checkpoint}", steps=(3, 6), restore=str(tmp_path / checkpoint))
-        result = (alone if size == 1 else lambda given, size=size: several(size, given))(resumed_job)
-        assert difference(result["weights"], uninterrupted) <= 1e-5
+        result = (run_in_process if size == 1 else lambda resumed, size=size: run_with_torchrun(size, resumed))(
+            resumed_job
+        )
+        assert relative_difference(result["weights"], uninterrupted) <= 1e-5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [{}, {"lora__rank": 4}], ids=str)
 def test_several_processes_restore_the_best_weights_like_one(tmp_path: Path, config: dict[str, Any]):
     best = tmp_path / "best"
-    alone(Job(str(tmp_path / "first"), steps=(0, 2), config=config, save=str(best)))
-    one = alone(Job(str(tmp_path / "whole"), config=config, fall=(3, str(best))))
-    two = several(2, Job(str(tmp_path / "two"), config=config, fall=(3, str(best))))
-    without_restoring = alone(Job(str(tmp_path / "without"), config=config))
-    assert difference(two["weights"], one["weights"]) <= 1e-5 < difference(without_restoring["weights"], one["weights"])
+    run_in_process(Job(str(tmp_path / "first"), steps=(0, 2), config=config, save=str(best)))
+    one_process = run_in_process(Job(str(tmp_path / "whole"), config=config, replace_weights=(3, str(best))))
+    two_processes = run_with_torchrun(2, Job(str(tmp_path / "two"), config=config, replace_weights=(3, str(best))))
+    without_restoring = run_in_process(Job(str(tmp_path / "without"), config=config))
+    assert (
+        relative_difference(two_processes["weights"], one_process["weights"])
+        <= 1e-5
+        < relative_difference(without_restoring["weights"], one_process["weights"])
+    )

@@ -11,7 +11,7 @@ from tiers import each_row, first_quick
 from rove.core.errors import ConfigError, RunError
 from rove.train.trainer import SKIPPED_METRIC, Trainer, TrainingError, consecutive_skips, read_non_finite_batch
 from tests.train.test_rl import Killed, metrics_of, settings, train, two_turns, weights_of
-from tests.train.test_sft import lawful
+from tests.train.test_sft import learnable_rollouts
 from tests.train.test_sft import settings as sft_settings
 from tests.train.test_sft import train as train_sft
 
@@ -24,14 +24,14 @@ def test_consecutive_skips_counts_the_last_run_of_skipped_steps(skipped: Any, ex
     assert consecutive_skips(history) == expected
 
 
-def make_steps_non_finite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: set[int], what: str) -> None:
+def make_steps_non_finite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: set[int], quantity: str) -> None:
     """Make the loss or the gradient of these steps of the run in `tmp_path` not finite."""
 
     def accumulate(self: Trainer, *args: Any, **kwargs: Any) -> dict[str, float]:
         sums = ORIGINAL_ACCUMULATE(self, *args, **kwargs)
         file = tmp_path / "metrics.jsonl"
         if (file.read_bytes().count(b"\n") if file.exists() else 0) + 1 in steps:
-            if what == "loss":
+            if quantity == "loss":
                 sums["loss"] = float("inf")
             else:
                 next(self.model.parameters()).grad[0] = float("nan")
@@ -40,9 +40,9 @@ def make_steps_non_finite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps
     monkeypatch.setattr(Trainer, "accumulate", accumulate)
 
 
-@pytest.mark.parametrize("what", first_quick(["gradient", "loss"]))
-def test_a_non_finite_step_is_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str):
-    make_steps_non_finite(monkeypatch, tmp_path, {1, 2, 4}, what)
+@pytest.mark.parametrize("quantity", first_quick(["gradient", "loss"]))
+def test_a_non_finite_step_is_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantity: str):
+    make_steps_non_finite(monkeypatch, tmp_path, {1, 2, 4}, quantity)
     loaded = train(tmp_path, settings(), two_turns())
     metrics = metrics_of(tmp_path)
     assert [m[SKIPPED_METRIC] for m in metrics] == [1, 1, 0, 1, 0]
@@ -96,7 +96,7 @@ def test_a_resumed_run_continues_the_count_of_skips(tmp_path: Path, monkeypatch:
 def test_sft_skips_non_finite_steps_and_stops_after_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     make_steps_non_finite(monkeypatch, tmp_path, {1, 3, 4}, "gradient")
     with pytest.raises(TrainingError, match="step 4: .*max_non_finite_steps = 2"):
-        train_sft(tmp_path, sft_settings(max_non_finite_steps=2), lawful())
+        train_sft(tmp_path, sft_settings(max_non_finite_steps=2), learnable_rollouts())
     assert [m[SKIPPED_METRIC] for m in metrics_of(tmp_path)] == [1, 0, 1]
     assert read_non_finite_batch(tmp_path).step == 4
 

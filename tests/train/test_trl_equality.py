@@ -77,7 +77,7 @@ def renderer_of(name: str) -> Renderer:
 
 def cases(name: str, *files: str) -> list[Case]:
     """Return the rows of these files that TRL could prepare."""
-    found = []
+    prepared_cases = []
     renderer = renderer_of(name)
     for file in files:
         prepared = recorded()["templates"][name]["files"][file]
@@ -89,8 +89,8 @@ def cases(name: str, *files: str) -> list[Case]:
             config = SFTConfig(data=file, model="m", loss_on=loss_on)
             [tokenized] = tokenize(renderer, [conversation], config, 10_000)
             mask = [any(start <= index < end for start, end in spans) for index in range(len(ids))]
-            found.append(Case(renderer, ids, mask, tokenized.sequences))
-    return found
+            prepared_cases.append(Case(renderer, ids, mask, tokenized.sequences))
+    return prepared_cases
 
 
 @pytest.mark.parametrize("name", EQUAL)
@@ -179,8 +179,10 @@ def test_arguments_as_json_are_rendered_as_an_object():
     as_text = json.loads(json.dumps(row))
     as_text["messages"][1]["tool_calls"][0]["function"]["arguments"] = '{"city": "Oslo"}'
     config = SFTConfig(data="tools", model="m")
-    [one, other] = tokenize(renderer, [conversation_from_row("", each) for each in (row, as_text)], config, 10_000)
-    assert one.sequences == other.sequences
+    [from_object, from_text] = tokenize(
+        renderer, [conversation_from_row("", each) for each in (row, as_text)], config, 10_000
+    )
+    assert from_object.sequences == from_text.sequences
 
 
 def test_glm_4_differs_only_where_its_template_rewrites_a_turn():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import record_of
+from fakes import make_rollout
 
 import rove as vf
 from rove.core.records import StepTokens, TrajectoryStep
@@ -34,7 +34,7 @@ def rollout_with_turn_rewards(*rewards: float | None, earned: float = 0.0, index
     ids = range(2 * len(rewards))
     tokens = [StepTokens(list(ids[: 2 * i + 1]), [ids[2 * i + 1]], [-0.5]) for i in range(len(rewards))]
     steps = [TrajectoryStep([], [], tokens=t, reward=r) for t, r in zip(tokens, rewards, strict=True)]
-    return record_of([], earned, index=index, steps=steps, **fields)
+    return make_rollout([], earned, index=index, steps=steps, **fields)
 
 
 def test_the_rollout_reward_is_added_to_the_last_turn():

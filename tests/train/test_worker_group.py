@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import start
-from ranks_program import ragged
+from processes import start_torchrun
+from ranks_program import ragged_sequences
 
 from rove.core.errors import ConfigError, Error
 from rove.train.batch import count_trained_tokens, micro_batches
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_every_sequence_is_trained_once_and_all_ranks_have_as_many_batches(
     count: int, size: int, most: int, pack: bool
 ):
-    sequences = ragged(count, seed=count)
+    sequences = ragged_sequences(count, seed=count)
     shares = [micro_batches(sequences, most, pack=pack, ranks=Ranks(rank, size)) for rank in range(size)]
     assert len({len(share) for share in shares}) == 1
     trained = [sum(len(batch.targets) for batch in share) for share in shares]
@@ -42,15 +42,15 @@ def test_every_sequence_is_trained_once_and_all_ranks_have_as_many_batches(
 @pytest.mark.parametrize("pack", [True, False])
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_all_ranks_get_about_the_same_number_of_tokens(size: int, pack: bool):
-    sequences = ragged(256)
+    sequences = ragged_sequences(256)
     shares = [micro_batches(sequences, 400, pack=pack, ranks=Ranks(rank, size)) for rank in range(size)]
     tokens = [sum(batch.ids.numel() for batch in share) for share in shares]
     assert max(tokens) <= 1.1 * sum(tokens) / size
 
 
 class Counter:
-    def add(self, one: int, other: int) -> int:
-        return one + other
+    def add(self, first: int, second: int) -> int:
+        return first + second
 
     def fail(self) -> None:
         raise Error("no")
@@ -89,7 +89,7 @@ def test_the_commands_train_with_two_processes_and_resume_when_repeated(tmp_path
                 [sys.executable, *cli, *words], capture_output=True, text=True, cwd=tmp_path, env=env, check=False
             )
         else:
-            process = start(size, *cli, *words)
+            process = start_torchrun(size, *cli, *words)
         assert process.returncode == 0, process.stderr + process.stdout
         return process.stdout
 

@@ -1,4 +1,4 @@
-"""The console shows what others wrote as it is: neither control characters nor markup have an effect."""
+"""The console shows untrusted text literally: neither control characters nor markup have an effect."""
 
 from __future__ import annotations
 

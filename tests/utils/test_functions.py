@@ -47,7 +47,7 @@ def test_function_names(func: Any, name: str):
 
 
 @each_row(
-    ("func", "wanted"),
+    ("func", "expected"),
     [
         (plain, False),
         (async_function, True),
@@ -57,8 +57,8 @@ def test_function_names(func: Any, name: str):
         (LateCaller(), True),
     ],
 )
-def test_async_functions_are_detected(func: Any, wanted: bool):
-    assert is_async(func) == wanted
+def test_async_functions_are_detected(func: Any, expected: bool):
+    assert is_async(func) == expected
 
 
 def test_a_partial_is_unwrapped_to_its_function():

@@ -31,10 +31,10 @@ HOSTILE = [
 
 def tokens(text: str) -> list[str]:
     """Return the types of the Markdown tokens of a text, except paragraphs and plain text."""
-    found: list[str] = []
+    token_types: list[str] = []
     for token in MarkdownIt("gfm-like", {"linkify": False, "html": True}).parse(text):
-        found += [child.type for child in token.children or [token]]
-    return [one for one in found if one not in ("paragraph_open", "paragraph_close", "text", "text_special")]
+        token_types += [child.type for child in token.children or [token]]
+    return [name for name in token_types if name not in ("paragraph_open", "paragraph_close", "text", "text_special")]
 
 
 @each_row("text", HOSTILE)
@@ -42,18 +42,18 @@ def test_hostile_text_is_escaped(text: str):
     assert tokens(f"a {plain(text)}") == []
     assert tokens(f"a {code(text)}") == ["code_inline"]
     table = f"| a | b |\n|---|---|\n| {code(text)} | {plain(text)} |\n"
-    found = tokens(table)
-    assert found.count("td_open") == 2
-    assert {one for one in found if not one.startswith(("table", "thead", "tbody", "tr", "th", "td"))} == {
+    token_types = tokens(table)
+    assert token_types.count("td_open") == 2
+    assert {name for name in token_types if not name.startswith(("table", "thead", "tbody", "tr", "th", "td"))} == {
         "code_inline"
     }
 
 
 @given(st.text(max_size=300))
 def test_escaped_text_is_one_line_of_limited_length(text: str):
-    for shown in (plain(text), code(text)):
-        assert len(shown.splitlines()) <= 1
-        assert len(shown) <= 3 * MAX_TEXT + 10
+    for escaped in (plain(text), code(text)):
+        assert len(escaped.splitlines()) <= 1
+        assert len(escaped) <= 3 * MAX_TEXT + 10
 
 
 def test_mentions_and_addresses_are_escaped_and_long_text_is_truncated():

@@ -11,7 +11,7 @@ import pytest
 
 from rove.utils.processes import CommandResult, release_memory, run_command
 from rove.utils.systems import signal_group
-from tests.server.test_server import until
+from tests.server.test_server import wait_until
 
 ENV = {"PATH": os.environ["PATH"]}
 
@@ -30,10 +30,10 @@ async def test_output_and_exit_code_are_returned(tmp_path: Path):
     assert await run_command(["echo", "a b", "$HOME"], env=ENV) == CommandResult("a b $HOME\n", "", 0)
 
 
-@pytest.mark.parametrize(("count", "wanted"), [(1, "1"), (10, "1234567890"), (500, "…" + "1234567890" * 5)])
-async def test_only_the_end_of_a_long_output_is_returned(count: int, wanted: str):
+@pytest.mark.parametrize(("count", "expected"), [(1, "1"), (10, "1234567890"), (500, "…" + "1234567890" * 5)])
+async def test_only_the_end_of_a_long_output_is_returned(count: int, expected: str):
     command = f"for i in $(seq {count}); do printf $((i % 10)); done"
-    assert (await run_command(command, env=ENV, max_chars=50)).output == wanted
+    assert (await run_command(command, env=ENV, max_chars=50)).output == expected
 
 
 async def test_multibyte_characters_are_not_split():
@@ -43,7 +43,7 @@ async def test_multibyte_characters_are_not_split():
 
 async def test_background_processes_of_a_command_are_killed():
     result = await run_command("(trap '' TERM; sleep 1000) & echo $!", env=ENV)
-    await until(lambda: has_ended(int(result.output)))
+    await wait_until(lambda: has_ended(int(result.output)))
     assert result.exit_code == 0
 
 
@@ -54,11 +54,11 @@ async def test_a_cancelled_program_is_killed_with_its_children(tmp_path: Path):
             "trap '' TERM; (trap '' TERM; sleep 1000) & echo $$ $! > pids; sleep 1000", env=ENV, cwd=str(tmp_path)
         )
     )
-    await until(lambda: pids.exists() and bool(pids.read_text().strip()))
+    await wait_until(lambda: pids.exists() and bool(pids.read_text().strip()))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(lambda: all(has_ended(int(pid)) for pid in pids.read_text().split()))
+    await wait_until(lambda: all(has_ended(int(pid)) for pid in pids.read_text().split()))
     assert len(asyncio.all_tasks()) == 1
 
 
@@ -92,7 +92,7 @@ async def test_a_program_cancelled_while_starting_is_killed():
         return [pid for pid in new if "2718" in command_of(pid)]
 
     async with asyncio.timeout(30):
-        await until(lambda: not sleepers())
+        await wait_until(lambda: not sleepers())
 
 
 def command_of(pid: str) -> str:

@@ -87,7 +87,7 @@ async def test_a_signal_calls_the_function() -> None:
     asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1)
 
 
-async def test_an_event_loop_without_handlers_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_event_loop_without_signal_handlers_is_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise NotImplementedError
 
@@ -179,7 +179,7 @@ def test_a_lock_of_another_file_object_is_visible(tmp_path: Path) -> None:
     assert not is_locked(file.stat())
 
 
-def test_what_windows_does_not_tell_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_windows_does_not_report_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = physical_memory()
     assert memory is not None and memory > 1 << 28
     monkeypatch.setattr(systems, "os", WindowsOs())

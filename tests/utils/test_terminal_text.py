@@ -34,9 +34,9 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize(("text", "shown"), HOSTILE.values(), ids=HOSTILE)
-def test_control_characters_are_shown_as_text(text: str, shown: str):
-    assert inert(text) == shown
+@pytest.mark.parametrize(("text", "escaped"), HOSTILE.values(), ids=HOSTILE)
+def test_control_characters_are_shown_as_text(text: str, escaped: str):
+    assert inert(text) == escaped
 
 
 @each_row(

@@ -122,41 +122,41 @@ async def test_a_call_is_pending_until_it_ends_or_is_cancelled_before_it_starts(
     assert not pending
 
 
-class Scarce:
+class ThreadLimit:
     """A machine that can start only `left` more threads."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, left: int):
-        self.left = left
+    def __init__(self, patch: pytest.MonkeyPatch, remaining_starts: int):
+        self.remaining_starts = remaining_starts
         start = threading.Thread.start
 
         def start_if_any(thread: threading.Thread) -> None:
             if thread.name.startswith("rove-tool"):
-                if self.left == 0:
+                if self.remaining_starts == 0:
                     raise RuntimeError("can't start new thread")
-                self.left -= 1
+                self.remaining_starts -= 1
             start(thread)
 
         patch.setattr(threading.Thread, "start", start_if_any)
 
 
 async def test_calls_fail_while_no_thread_can_start_and_later_ones_succeed(monkeypatch: pytest.MonkeyPatch):
-    machine, pool, ran = Scarce(monkeypatch, 0), Threads(2), []
+    machine, pool, ran = ThreadLimit(monkeypatch, 0), Threads(2), []
     for _ in range(3):
         with pytest.raises(InfraError, match=r"no thread can be started .*max_threads=0"):
             await pool.run(lambda: ran.append(0))
-    machine.left = 2
+    machine.remaining_starts = 2
     assert await asyncio.wait_for(pool.run(lambda: ran), 10) == []
 
 
 async def test_calls_share_the_available_threads(monkeypatch: pytest.MonkeyPatch):
-    Scarce(monkeypatch, 1)
+    ThreadLimit(monkeypatch, 1)
     pool = Threads(4)
     calls = asyncio.gather(*(pool.run(lambda i=i: i) for i in range(6)))
     assert await asyncio.wait_for(calls, 10) == list(range(6))
 
 
 async def test_queued_calls_fail_if_no_thread_can_start_for_them(monkeypatch: pytest.MonkeyPatch):
-    machine, pool, release = Scarce(monkeypatch, 1), Threads(1), threading.Event()
+    machine, pool, release = ThreadLimit(monkeypatch, 1), Threads(1), threading.Event()
     hanging = asyncio.ensure_future(pool.run(release.wait))
     await asyncio.sleep(0.05)
     queued = asyncio.ensure_future(pool.run(lambda: "never"))
@@ -164,6 +164,6 @@ async def test_queued_calls_fail_if_no_thread_can_start_for_them(monkeypatch: py
     hanging.cancel()
     with pytest.raises(InfraError):
         await asyncio.wait_for(queued, 10)
-    machine.left = 1
+    machine.remaining_starts = 1
     assert await asyncio.wait_for(pool.run(lambda: "next"), 10) == "next"
     release.set()

@@ -16,7 +16,7 @@ from aiohttp import ClientSession, CookieJar
 from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made import edited, made_run, record, scores
+from run_folders import edit_line, make_record, make_scores, write_run_folder
 from tiers import each_row
 
 from rove.core.errors import ConfigError, RunError
@@ -35,18 +35,20 @@ EVIL = "<script>alert(1)</script>\x1b[31m\u202e"
 
 
 def records_of_examples(wins: list[float | None], **fields: Any) -> list[Any]:
-    return [record(example, i, win, **fields) for example in range(3) for i, win in enumerate(wins)]
+    return [make_record(example, i, win, **fields) for example in range(3) for i, win in enumerate(wins)]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Create two evaluations, an RL run with tokens, and damaged runs."""
     runs = tmp_path / "runs"
-    better = made_run(runs / "better", records_of_examples([1.0, 1.0, 0.5]), num_examples=3)
+    better = write_run_folder(runs / "better", records_of_examples([1.0, 1.0, 0.5]), num_examples=3)
     better.finish({"reward": {"mean": 1.03, "low": 0.93, "high": 1.13, "caveat": None}})
-    made_run(runs / "worse", records_of_examples([0.0, 1.0, None]), api_base="https://me:secret@host/v1")
+    write_run_folder(runs / "worse", records_of_examples([0.0, 1.0, None]), api_base="https://me:secret@host/v1")
     turn = TrajectoryStep([], [], tokens=StepTokens([1, 2], [3, 4], [-0.1, -2.0]))
-    with made_run(runs / "deep/rl", records_of_examples([1.0, 0.0], step=1, steps=[turn]), kind="rl", steps=2) as run:
+    with write_run_folder(
+        runs / "deep/rl", records_of_examples([1.0, 0.0], step=1, steps=[turn]), kind="rl", steps=2
+    ) as run:
         run.append_metrics({"step": 1, "reward/mean": 0.7, "eval/held/reward/mean": 0.4})
         run.append_alert({"step": 1, "id": "x", "text": EVIL})
     (runs / "torn").mkdir()
@@ -132,7 +134,7 @@ async def test_all_policy_versions_of_a_turn_are_returned(client: TestClient[Any
         TrajectoryStep([], [], tokens=StepTokens([1, 7, 8, 9], [4], [-0.1], 5)),
         TrajectoryStep([], []),
     ]
-    made_run(folder / "async", [record(0, 0, step=6, steps=steps)], kind="rl")
+    write_run_folder(folder / "async", [make_record(0, 0, step=6, steps=steps)], kind="rl")
     rollout = await get_json(client, "/api/rollout", run="async", line=0)
     assert [step["versions"] for step in rollout["steps"]] == ["versions 3–5", "version 5", ""]
     assert [turn["versions"] for turn in rollout["tokens"]] == [[[3, 1], [5, 2]], [[5, 1]]]
@@ -145,9 +147,9 @@ async def test_recorded_token_stats_are_returned_with_their_tokens(client: TestC
     rollout = await get_json(client, "/api/rollout", run="deep/rl", line=lines[1, 0])
     [turn] = rollout["tokens"]
     assert turn["trained"] == {"logprobs": [-0.2, -2.5], "entropies": [0.3, 1.0], "advantage": 0.75}
-    other = await get_json(client, "/api/rollout", run="deep/rl", line=lines[2, 1])
-    assert "trained" not in other["tokens"][0]
-    assert [row["line"] for row in other["kept"]] == [lines[1, 0]]
+    unrecorded = await get_json(client, "/api/rollout", run="deep/rl", line=lines[2, 1])
+    assert "trained" not in unrecorded["tokens"][0]
+    assert [row["line"] for row in unrecorded["kept"]] == [lines[1, 0]]
     file = folder / "deep/rl/tokens/1.json"
     for broken in (b"[1, 2]", b"\xff", b""):
         file.write_bytes(broken)
@@ -204,7 +206,7 @@ def test_a_search_finds_texts_that_are_joined_from_several_values(tmp_path: Path
     parts = [{"type": "text", "text": "Time"}, {"type": "text", "text": "out"}]
     call = {"id": "1", "type": "function", "function": {"name": "move", "arguments": "{}"}}
     completion = [{"role": "assistant", "content": parts, "tool_calls": [call]}]
-    run = made_run(tmp_path / "run", [record(0, 0, None), record(1, 0, completion=completion)])
+    run = write_run_folder(tmp_path / "run", [make_record(0, 0, None), make_record(1, 0, completion=completion)])
     for text, line in (("model: InfraError", 0), ("timeout", 1), ("'name': 'move'", 1)):
         for case in (False, text != "timeout"):
             with (run.path / "rollouts.jsonl").open("rb") as lines:
@@ -220,7 +222,7 @@ def search_processes(folder: Path) -> list[str]:
 
 async def test_a_search_ends_when_the_client_disconnects(client: TestClient[Any, Any], folder: Path):
     line = (folder / "worse/rollouts.jsonl").read_bytes().splitlines(keepends=True)[0]
-    slow_line = edited(line, b"question 0", b"a" * 40 + b"!")
+    slow_line = edit_line(line, b"question 0", b"a" * 40 + b"!")
     (folder / "worse/rollouts.jsonl").write_bytes(line + slow_line)
     answer = await client.get("/api/search", params={"run": "worse", "text": "(a+)+$", "regex": "1"})
     # the slow pattern does not block other requests
@@ -336,7 +338,7 @@ async def test_rollouts_are_annotated_filtered_by_annotations_and_counted(
     assert (await get_json(client, "/api/facet", run="worse", name="noted"))["values"] == [[0, 8], [1, 1]]
     rollout = await get_json(client, "/api/rollout", run="worse", line=4)
     assert (rollout["tags"], rollout["note"]) == (["odd"], EVIL)
-    repeated = record(0, 0, 1.0)  # the rollout of line 0 is repeated: its annotations apply to the new record
+    repeated = make_record(0, 0, 1.0)  # the rollout of line 0 is repeated: its annotations apply to the new record
     with (folder / "worse/rollouts.jsonl").open("ab") as lines:
         lines.write(encode_record(repeated) + b"\n")
     page = await get_json(client, "/api/rollouts", run="worse", **{"is.tag": "bad"})
@@ -521,7 +523,7 @@ async def test_no_record_causes_a_server_error(client: TestClient[Any, Any], fol
 
 async def test_hostile_text_is_returned_as_text_and_shortened(client: TestClient[Any, Any], folder: Path):
     completion = [{"role": "assistant", "content": EVIL + "x" * 5_000_000}]
-    hostile = record(0, 0, completion=completion, stop_condition=EVIL, scores=scores(1.0, **{EVIL: 1.0}))
+    hostile = make_record(0, 0, completion=completion, stop_condition=EVIL, scores=make_scores(1.0, **{EVIL: 1.0}))
     with Run(folder / "torn") as run:
         (run.path / "rollouts.jsonl").unlink()
         run.append_rollout(hostile)
@@ -543,13 +545,13 @@ async def test_the_error_of_a_stopped_run_contains_no_passwords(client: TestClie
     [listed] = [row for row in (await get_json(client, "/api/runs"))["runs"] if row["name"] == "worse"]
     details, metrics = [await get_json(client, path, run="worse") for path in ("/api/run", "/api/metrics")]
     for result in (listed, details, metrics):
-        assert result["why"].startswith("http://…@here:1/v1 does not answer")
+        assert result["why"].startswith("http://***@here:1/v1 does not answer")
         assert len(result["why"]) < 1000
     assert (await get_json(client, "/api/run", run="better"))["why"] == ""
 
 
 def test_a_run_is_running_while_a_process_holds_its_lock(tmp_path: Path):
-    run = made_run(tmp_path / "run", [record()])
+    run = write_run_folder(tmp_path / "run", [make_record()])
     assert status(run) == "stopped"
     with (run.path / ".lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -559,8 +561,8 @@ def test_a_run_is_running_while_a_process_holds_its_lock(tmp_path: Path):
 
 
 def test_the_run_store_of_a_run_folder_has_one_run(tmp_path: Path):
-    made_run(tmp_path / "one", [record()])
-    made_run(tmp_path / "other", [record()])
+    write_run_folder(tmp_path / "one", [make_record()])
+    write_run_folder(tmp_path / "other", [make_record()])
     store = RunStore(tmp_path / "one")
     assert store.names() == ["one"]
     with pytest.raises(ConfigError, match="no run 'other'"):
@@ -604,33 +606,33 @@ message_lists = st.lists(
 
 
 @given(message_lists, message_lists)
-def test_the_first_difference_of_conversations_is_found(one: list[dict[str, str]], other: list[dict[str, str]]):
-    difference = first_difference(one, other)
+def test_the_first_difference_of_conversations_is_found(first: list[dict[str, str]], second: list[dict[str, str]]):
+    difference = first_difference(first, second)
     if difference is None:
-        assert one == other
+        assert first == second
         return
     message, char = difference
-    assert one[:message] == other[:message]
-    if message < min(len(one), len(other)):
-        a, b = one[message]["content"], other[message]["content"]
-        assert one[message] != other[message] and a[:char] == b[:char] and (a[char:][:1] != b[char:][:1] or a == b)
+    assert first[:message] == second[:message]
+    if message < min(len(first), len(second)):
+        a, b = first[message]["content"], second[message]["content"]
+        assert first[message] != second[message] and a[:char] == b[:char] and (a[char:][:1] != b[char:][:1] or a == b)
 
 
 @given(
     st.lists(st.text('aBcé"\\\n', max_size=8), max_size=6), st.text('aBcé"\\\n', min_size=1, max_size=2), st.booleans()
 )
 def test_a_search_finds_all_matching_rollouts(
-    tmp_path_factory: pytest.TempPathFactory, said: list[str], wanted: str, case: bool
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], term: str, case: bool
 ):
-    run = made_run(
+    run = write_run_folder(
         tmp_path_factory.mktemp("run"),
         [
-            record(0, i, prompt=[], answer="", completion=[{"role": "user", "content": text}])
-            for i, text in enumerate(said)
+            make_record(0, i, prompt=[], answer="", completion=[{"role": "user", "content": text}])
+            for i, text in enumerate(texts)
         ],
     )
     (run.path / "rollouts.jsonl").touch()
     with (run.path / "rollouts.jsonl").open("rb") as lines:
-        found = [hit["line"] for hit in search_lines(lines, Query(wanted, case=case)) if "line" in hit]
-    expected = [i for i, text in enumerate(said) if (wanted in text if case else wanted.lower() in text.lower())]
-    assert found == expected
+        hits = [hit["line"] for hit in search_lines(lines, Query(term, case=case)) if "line" in hit]
+    expected = [i for i, text in enumerate(texts) if (term in text if case else term.lower() in text.lower())]
+    assert hits == expected

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import NARROW, WIDE, Tab, chromium, serving, viewing, violations
-from commands import environment
-from made import edited, made_run, record, scores
+from browser import NARROW, WIDE, Tab, accessibility_violations, chromium, serve_command, serve_viewer
+from commands import write_environment
+from run_folders import edit_line, make_record, make_scores, write_run_folder
 
 from rove.core.records import StepTokens, TrajectoryStep
 from rove.rollouts.export import RunRows
@@ -62,7 +62,7 @@ def make_step(number: int, wins: list[float]) -> tuple[list[Any], dict[str, floa
             {"role": "tool", "content": "3", "tool_call_id": "1"},
         ]
         turn = TrajectoryStep([], completion[:1], seconds=0.2, tokens=StepTokens([5, 6, 7], [8, 9], [-0.02, -3.0]))
-        records.append(record(i // 4, i % 4, win, step=number, completion=completion, steps=[turn]))
+        records.append(make_record(i // 4, i % 4, win, step=number, completion=completion, steps=[turn]))
     rewards = [rollout.reward for rollout in records]
     metrics = {
         "reward/mean": sum(rewards) / len(rewards),
@@ -87,12 +87,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("folder") / "runs"
     shutil.copytree(ROOT / "docs/example_runs/teacher", runs / "teacher")
     shutil.copytree(ROOT / "docs/example_runs/rl", runs / "trained")
-    with made_run(runs / "rl", [], kind="rl", env="tictactoe", steps=3) as run:
+    with write_run_folder(runs / "rl", [], kind="rl", env="tictactoe", steps=3) as run:
         for number in (1, 2, 3):
             append_step(run, number)
         run.append_alert({"step": 2, "id": "entropy_collapse", "text": "entropy collapse: the model hardly explores"})
         run.finish({})
-    with made_run(runs / "sft", [], kind="sft", data="runs/teacher") as run:
+    with write_run_folder(runs / "sft", [], kind="sft", data="runs/teacher") as run:
         for number in (1, 2, 3):
             run.append_metrics({"step": number, "loss": 1.0 / number, "entropy/all/mean": 2.0 / number})
     return runs
@@ -106,7 +106,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def url(runs: Path) -> Iterator[str]:
-    with viewing(runs) as url:
+    with serve_viewer(runs) as url:
         yield url
 
 
@@ -115,7 +115,7 @@ def tab(browser: Any, url: str) -> Iterator[Tab]:
     tab = Tab(browser, url)
     yield tab
     tab.context.close()
-    assert tab.trouble == []
+    assert tab.page_errors == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -138,7 +138,7 @@ def test_every_page_fits_is_accessible_and_loads_nothing_external(
             for violation in axe.Axe().run(page, options=options).response["violations"]
         ]
     assert not any(violations_by_page.values()), violations_by_page
-    assert tab.trouble == []
+    assert tab.page_errors == []
     tab.context.close()
 
 
@@ -181,8 +181,12 @@ def test_a_rollout_page_shows_its_board_scores_and_tool_calls(tab: Tab):
 
 
 def test_each_tool_call_is_followed_by_its_result(browser: Any, tmp_path: Path):
-    def call(known: str, city: str) -> dict[str, Any]:
-        return {"id": known, "type": "function", "function": {"name": "weather", "arguments": f'{{"city": "{city}"}}'}}
+    def call(call_id: str, city: str) -> dict[str, Any]:
+        return {
+            "id": call_id,
+            "type": "function",
+            "function": {"name": "weather", "arguments": f'{{"city": "{city}"}}'},
+        }
 
     completion = [
         {"role": "assistant", "content": "Both.", "tool_calls": [call("a", "Oslo"), call("b", "Rome")]},
@@ -191,10 +195,13 @@ def test_each_tool_call_is_followed_by_its_result(browser: Any, tmp_path: Path):
         {"role": "assistant", "content": None, "tool_calls": [call("a", "Lima")]},
         {"role": "tool", "content": "of no call", "tool_call_id": "x"},
     ]
-    records = [record(0, 0, completion=completion), record(0, 1, completion=[*completion[:2], *completion[3:]])]
+    records = [
+        make_record(0, 0, completion=completion),
+        make_record(0, 1, completion=[*completion[:2], *completion[3:]]),
+    ]
     for name in ("calls", "again"):
-        made_run(tmp_path / "runs" / name, records)
-    with viewing(tmp_path / "runs") as url:
+        write_run_folder(tmp_path / "runs" / name, records)
+    with serve_viewer(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         page = tab.open("rollout?run=calls&line=0")
         calls = [tool_call.inner_text() for tool_call in page.locator(".call").all()]
@@ -211,7 +218,7 @@ def test_each_tool_call_is_followed_by_its_result(browser: Any, tmp_path: Path):
         assert page.locator("section.member").nth(1).locator(".call").nth(0).inner_text().endswith("no result")
         page = tab.open("compare?a=calls&b=again&left=0&right=1")
         assert page.locator("#pair section.member").first.locator(".call").nth(1).inner_text().endswith("31 degrees")
-        assert violations(page) == [] and tab.trouble == [] and tab.overflow <= 0
+        assert accessibility_violations(page) == [] and tab.page_errors == [] and tab.overflow <= 0
 
 
 def test_a_rollout_is_copied_as_a_request_and_as_a_test_case(tab: Tab):
@@ -271,8 +278,10 @@ def test_tokens_show_the_policy_version_that_sampled_them(browser: Any, tmp_path
     spans = [(3, 1), (4, 1), (5, 1)]
     turns = [StepTokens([5], [8, 9, 7], [-0.1] * 3, 3, spans), StepTokens([5, 8, 9, 7, 6], [4], [-0.1], 5)]
     steps = [TrajectoryStep([], [{"role": "assistant", "content": "x"}], seconds=0.1, tokens=turn) for turn in turns]
-    made_run(tmp_path / "runs/async", [record(0, 0, step=6, steps=steps), record(0, 1, step=6)], kind="rl")
-    with viewing(tmp_path / "runs") as url:
+    write_run_folder(
+        tmp_path / "runs/async", [make_record(0, 0, step=6, steps=steps), make_record(0, 1, step=6)], kind="rl"
+    )
+    with serve_viewer(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         page = tab.open("rollout?run=async&line=0&tab=tokens&color=version")
         assert page.get_by_role("heading", name="Turn 1 versions 3–5").is_visible()
@@ -291,18 +300,18 @@ def test_tokens_show_the_policy_version_that_sampled_them(browser: Any, tmp_path
         page = tab.open("rollout?run=async&line=0")
         page.locator("summary", has_text="2 turns in").click()
         assert "versions 3–5" in page.locator("aside").inner_text()
-        assert violations(tab.open("rollout?run=async&line=0&tab=tokens&color=version")) == []
-        assert tab.trouble == [] and tab.overflow <= 0
+        assert accessibility_violations(tab.open("rollout?run=async&line=0&tab=tokens&color=version")) == []
+        assert tab.page_errors == [] and tab.overflow <= 0
 
 
 def test_several_runs_share_a_chart_for_each_metric(browser: Any, tmp_path: Path):
     for number, name in enumerate(("one", "two")):
-        with made_run(tmp_path / f"runs/{name}", [], kind="rl") as run:
+        with write_run_folder(tmp_path / f"runs/{name}", [], kind="rl") as run:
             for step in (1, 2, 3):
                 metrics = {"metrics/won": 0.1 * step, "metrics/lost": 0.2, "metrics/num_turns": 4.0 + number}
                 held_out = {"eval/held/reward/mean": 0.5} if step == 3 else {}
                 run.append_metrics({"step": step, "reward/mean": 0.5, **metrics, **held_out})
-    with viewing(tmp_path / "runs") as url:
+    with serve_viewer(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         page = tab.open("training?run=one&run=two")
         page.locator('.curves[data-key="metrics: won"] canvas').wait_for()
@@ -322,7 +331,7 @@ def test_several_runs_share_a_chart_for_each_metric(browser: Any, tmp_path: Path
             "metrics above 1",
             "held-out reward",
         ]
-        assert violations(page) == [] and tab.trouble == [] and tab.overflow <= 0
+        assert accessibility_violations(page) == [] and tab.page_errors == [] and tab.overflow <= 0
 
 
 def test_rollouts_and_training_pages_work_with_the_keyboard(tab: Tab):
@@ -387,7 +396,10 @@ def test_a_search_shows_its_hits(tab: Tab):
 
 
 def test_new_steps_and_rollouts_appear_while_a_run_continues(browser: Any, tmp_path: Path):
-    with made_run(tmp_path / "runs/live", [], kind="rl", steps=9) as run, viewing(tmp_path / "runs") as url:
+    with (
+        write_run_folder(tmp_path / "runs/live", [], kind="rl", steps=9) as run,
+        serve_viewer(tmp_path / "runs") as url,
+    ):
         run.start("rl", {"env": "quiz", "model": "m", "steps": 9}, {})
         append_step(run, 1)
         tab = Tab(browser, url)
@@ -406,31 +418,31 @@ def test_new_steps_and_rollouts_appear_while_a_run_continues(browser: Any, tmp_p
         rollouts_tab.wait("32 rollouts")
         run.close()
         page.locator(".status", has_text="stopped").wait_for()
-        assert tab.trouble == rollouts_tab.trouble == []
+        assert tab.page_errors == rollouts_tab.page_errors == []
 
 
 def test_a_run_that_was_killed_while_writing_a_line_is_shown(browser: Any, tmp_path: Path):
-    run = made_run(tmp_path / "runs/killed", [record(0, i) for i in range(3)])
+    run = write_run_folder(tmp_path / "runs/killed", [make_record(0, i) for i in range(3)])
     with (run.path / "rollouts.jsonl").open("ab") as file:
-        file.write(encode_record(record(0, 3))[:100])
-    with viewing(tmp_path / "runs") as url:
+        file.write(encode_record(make_record(0, 3))[:100])
+    with serve_viewer(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         page = tab.open("rollouts?run=killed")
         tab.wait("3 rollouts")
         tab.wait("the last line is incomplete (100 B)")
         assert page.locator(".status").first.inner_text() == "stopped"
-        assert tab.trouble == []
+        assert tab.page_errors == []
 
 
 def test_unreadable_lines_are_shown_with_their_errors(browser: Any, tmp_path: Path):
-    run = made_run(tmp_path / "runs/odd", [record(0, i) for i in range(3)])
+    run = write_run_folder(tmp_path / "runs/odd", [make_record(0, i) for i in range(3)])
     with (run.path / "rollouts.jsonl").open("ab") as file:
         file.write(
             b'{"record": garbage\xff\n'
-            + edited(encode_record(record()), b'"schema_version":2', b'"schema_version":8')
+            + edit_line(encode_record(make_record()), b'"schema_version":2', b'"schema_version":8')
             + b"\n"
         )
-    with viewing(tmp_path / "runs") as url:
+    with serve_viewer(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         page = tab.open("rollouts?run=odd")
         page.locator(".unreadable summary", has_text="2 lines of rollouts.jsonl cannot be read").click()
@@ -439,7 +451,7 @@ def test_unreadable_lines_are_shown_with_their_errors(browser: Any, tmp_path: Pa
         assert "this rollout has schema 8; this version of rove reads up to 2. Upgrade rove" in text
         page = tab.open("")
         assert "2 unreadable lines" in page.locator("tbody").inner_text()
-        assert tab.trouble == []
+        assert tab.page_errors == []
 
 
 def test_hostile_content_is_shown_as_text(browser: Any, tmp_path: Path):
@@ -454,21 +466,21 @@ def test_hostile_content_is_shown_as_text(browser: Any, tmp_path: Path):
         {"role": EVIL, "content": [{"type": "text", "text": EVIL}, {"type": EVIL}, EVIL], "name": EVIL},
         {"role": "user", "content": "x" * 5_000_000},
     ]
-    hostile = record(
+    hostile = make_record(
         0,
         0,
         completion=completion,
         stop_condition=EVIL,
-        scores=scores(1.0, **{EVIL: 1.0}),
+        scores=make_scores(1.0, **{EVIL: 1.0}),
         example_key=EVIL,
         info={EVIL: EVIL},
     )
-    with made_run(
-        tmp_path / "runs/evil", [hostile, record(0, 1, example_key=EVIL)], env=EVIL, model=EVIL, kind="rl"
+    with write_run_folder(
+        tmp_path / "runs/evil", [hostile, make_record(0, 1, example_key=EVIL)], env=EVIL, model=EVIL, kind="rl"
     ) as run:
         run.append_metrics({"step": 1, "reward/mean": 0.5, f"metrics/{EVIL}": 1.0, f"eval/{EVIL}/reward/mean": 1.0})
         run.append_alert({"step": 1, "id": EVIL, "text": EVIL})
-    with viewing(tmp_path / "runs") as url:
+    with serve_viewer(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         rollout = "rollout?run=evil&line=0"
         for path in (
@@ -486,7 +498,7 @@ def test_hostile_content_is_shown_as_text(browser: Any, tmp_path: Path):
             assert tab.overflow <= 0, path
         text = tab.open(rollout).locator("main").inner_text()
         assert text.count("window.pwned = 1") >= 8
-        assert tab.trouble == []
+        assert tab.page_errors == []
 
 
 def test_a_rollout_of_200_turns_is_shown(browser: Any, tmp_path: Path):
@@ -494,24 +506,24 @@ def test_a_rollout_of_200_turns_is_shown(browser: Any, tmp_path: Path):
         {"role": role, "content": f"turn {i} of {role}"} for i in range(200) for role in ("assistant", "user")
     ]
     steps = [TrajectoryStep([], [], seconds=0.01) for _ in range(200)]
-    made_run(tmp_path / "runs/long", [record(0, 0, completion=completion, steps=steps)])
-    with viewing(tmp_path / "runs") as url:
+    write_run_folder(tmp_path / "runs/long", [make_record(0, 0, completion=completion, steps=steps)])
+    with serve_viewer(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         page = tab.open("rollout?run=long&line=0")
         assert page.locator("article.message").count() == 401
         assert "After 200 turns" in page.locator("aside").inner_text()
-        assert tab.trouble == [] and tab.overflow <= 0
+        assert tab.page_errors == [] and tab.overflow <= 0
 
 
 def test_100_000_rollouts_are_shown_in_one_table(browser: Any, tmp_path: Path):
-    run = made_run(tmp_path / "runs/large", [])
-    line = edited(encode_record(record(77777, 6, 0.5)), b"", b"") + b"\n"
+    run = write_run_folder(tmp_path / "runs/large", [])
+    line = edit_line(encode_record(make_record(77777, 6, 0.5)), b"", b"") + b"\n"
     with (run.path / "rollouts.jsonl").open("wb") as file:
         for i in range(100_000):
             file.write(
                 line.replace(b"77777", b"%d" % (i // 8)).replace(b'"rollout_index":6', b'"rollout_index":%d' % (i % 8))
             )
-    with viewing(tmp_path / "runs") as url:
+    with serve_viewer(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         page = tab.open("run?run=large")
         tab.wait("100,000 · 100%")  # the page updates its counts until the whole run is read
@@ -535,14 +547,14 @@ def test_100_000_rollouts_are_shown_in_one_table(browser: Any, tmp_path: Path):
         partial_reports = page.evaluate("window.told.filter((text) => /^8 rollouts in .* so far/m.test(text)).length")
         # hits and progress are shown while the rest is read
         assert partial_reports >= 1, page.evaluate("window.told")
-        assert tab.trouble == []
+        assert tab.page_errors == []
 
 
 def test_a_game_is_played_with_mouse_and_keyboard_and_saved(browser: Any, tmp_path: Path):
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="axe is not installed: pip install axe-playwright-python"
     )
-    with serving(
+    with serve_command(
         tmp_path, "play", "tictactoe", "-m", "scripted:optimal", "--web", "--seed", "1", "--run-dir", "kept"
     ) as url:
         tab = Tab(browser, url, NARROW)
@@ -571,15 +583,15 @@ def test_a_game_is_played_with_mouse_and_keyboard_and_saved(browser: Any, tmp_pa
         )
         page.get_by_role("button", name="Play again").click()
         squares.or_(page.get_by_text("is responding")).first.wait_for()
-        assert tab.trouble == []
+        assert tab.page_errors == []
     [row] = RunRows(Run(tmp_path / "kept"))
     assert row["reward"] >= 0.7 and row["completion"][0]["role"] == "assistant"
 
 
 def test_a_person_plays_a_named_model_role(browser: Any, tmp_path: Path):
-    environment(tmp_path / "mine", "haggle", HAGGLE)
+    write_environment(tmp_path / "mine", "haggle", HAGGLE)
     arguments = ("play", "haggle", "--env-dir", "mine", "-m", "scripted:buyer", "--web", "--run-dir", "kept")
-    with serving(tmp_path, *arguments, "--model-role", "seller") as url:
+    with serve_command(tmp_path, *arguments, "--model-role", "seller") as url:
         tab = Tab(browser, url, NARROW)
         page = tab.page
         page.goto(url)
@@ -587,7 +599,7 @@ def test_a_person_plays_a_named_model_role(browser: Any, tmp_path: Path):
             page.locator(".role").get_by_text(f"The buyer says: {offer}").wait_for()
             assert page.locator(".verdict").inner_text() == "Your turn as seller"
             assert page.evaluate("document.activeElement.dataset.key") == "answer role"  # the field has the focus
-            assert violations(page) == [] and tab.overflow <= 0
+            assert accessibility_violations(page) == [] and tab.overflow <= 0
             page.keyboard.type(answer)
             page.get_by_role("button", name="Answer").press("Enter")
             page.locator(".role").get_by_text(f"The buyer says: {offer}").wait_for(state="detached")
@@ -597,11 +609,11 @@ def test_a_person_plays_a_named_model_role(browser: Any, tmp_path: Path):
             page.locator('[data-key="role"] option').all_inner_texts()[0]
             == "you as seller, scripted:buyer as the model"
         )
-        assert tab.trouble == []
+        assert tab.page_errors == []
     [game] = Run(tmp_path / "kept").rollouts()
     assert game.reward == 1.0
-    with viewing(tmp_path) as url:
+    with serve_viewer(tmp_path) as url:
         tab = Tab(browser, url)
         tab.open("rollout?run=kept&line=0").locator("summary", has_text="role seller").click()
         tab.wait("Never.")
-        assert tab.trouble == []
+        assert tab.page_errors == []

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import NARROW, WIDE, Tab, chromium, violations
-from made import made_run, record, scores
+from browser import NARROW, WIDE, Tab, accessibility_violations, chromium
+from run_folders import make_record, make_scores, write_run_folder
 
 from rove.runs.run import Run
 from rove.viewer.report import write_report
@@ -39,8 +39,8 @@ def test_reports_fit_and_are_accessible(browser: Any, tmp_path: Path, size: tupl
         tab = open_report(browser, run, tmp_path / f"{name}.html", size, scheme)
         tab.page.locator("details.rollout summary").first.click()
         tab.page.locator("article.message").first.wait_for()
-        assert violations(tab.page) == [], name
-        assert tab.overflow <= 0 and tab.trouble == [], name
+        assert accessibility_violations(tab.page) == [], name
+        assert tab.overflow <= 0 and tab.page_errors == [], name
         tab.context.close()
 
 
@@ -62,7 +62,7 @@ def test_the_report_of_an_evaluation_shows_scores_examples_and_rollouts(browser:
     assert rollout.count() == 1 and "the environment sent a final response" in rollout.inner_text()
     assert rollout.locator(".board").count() >= 3
     page.get_by_text("settings", exact=False).last.click()
-    assert tab.trouble == []
+    assert tab.page_errors == []
 
 
 def test_the_report_of_training_shows_curves_and_alerts(browser: Any, tmp_path: Path):
@@ -76,7 +76,7 @@ def test_the_report_of_training_shows_curves_and_alerts(browser: Any, tmp_path: 
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
     assert "step 2: 0.5" in page.locator(".charts output").first.inner_text()
-    assert page.locator("details.rollout").count() == 4 and tab.trouble == []
+    assert page.locator("details.rollout").count() == 4 and tab.page_errors == []
 
 
 def test_hostile_content_of_a_run_is_shown_as_text(browser: Any, tmp_path: Path):
@@ -88,9 +88,9 @@ def test_hostile_content_of_a_run_is_shown_as_text(browser: Any, tmp_path: Path)
         "example_key": EVIL,
         "info": {EVIL: EVIL},
     }
-    hostile = [record(0, i, step=1, scores=scores(i, **{EVIL: float(i)}), **common) for i in range(2)]
+    hostile = [make_record(0, i, step=1, scores=make_scores(i, **{EVIL: float(i)}), **common) for i in range(2)]
     for kind in ("eval", "rl"):
-        with made_run(tmp_path / kind, hostile, kind=kind, env=EVIL, model=EVIL) as run:
+        with write_run_folder(tmp_path / kind, hostile, kind=kind, env=EVIL, model=EVIL) as run:
             run.append_metrics({"step": 1, "reward/mean": 0.5, f"eval/{EVIL}/reward/mean": 1.0})
             run.append_alert({"step": 1, "id": EVIL, "text": EVIL})
         tab = open_report(browser, run, tmp_path / f"{kind}.html")
@@ -99,5 +99,5 @@ def test_hostile_content_of_a_run_is_shown_as_text(browser: Any, tmp_path: Path)
         assert tab.page.evaluate("window.pwned") is None
         assert tab.page.evaluate("document.querySelectorAll('script, img, iframe').length") == 2
         assert tab.page.locator("main").inner_text().count("window.pwned = 1") >= 12
-        assert tab.overflow <= 0 and tab.trouble == []
+        assert tab.overflow <= 0 and tab.page_errors == []
         tab.context.close()

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from made import made_run, record
-from made_training import made_training
+from run_folders import make_record, write_run_folder
 from tiers import first_quick, some_broad, some_quick
+from train_folders import write_train_folder
 
 from rove.core.errors import Error, RunError
 from rove.envs.multi_turn import SingleTurnEnv
@@ -78,15 +78,15 @@ def watchdog() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise AssertionError("waited for a file that never ends")
 
-    before = signal.signal(signal.SIGALRM, stop)
+    old_handler = signal.signal(signal.SIGALRM, stop)
     signal.alarm(60)
     yield
     signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    signal.signal(signal.SIGALRM, old_handler)
 
 
 @pytest.fixture
-def victim(tmp_path: Path) -> Path:
+def user_file(tmp_path: Path) -> Path:
     """Create a file of the user outside of all run folders."""
     file = tmp_path / "victim"
     file.write_bytes(b"years of work")
@@ -95,7 +95,9 @@ def victim(tmp_path: Path) -> Path:
 
 def make_full_run(path: Path, kind: str = "eval") -> Run:
     """Create a run folder with all kinds of files."""
-    run = made_run(path, [record(0, 0), record(1, 0, 0.0), record(1, 1, None)], kind=kind, seed=0)
+    run = write_run_folder(
+        path, [make_record(0, 0), make_record(1, 0, 0.0), make_record(1, 1, None)], kind=kind, seed=0
+    )
     run.append_metrics({"step": 1, "reward/mean": 0.5})
     run.append_alert({"step": 1, "id": "x", "text": "y"})
     run.write_json("stopped.json", {"why": "interrupted"})
@@ -140,10 +142,10 @@ def check_listed(path: Path) -> dict[str, Any]:
     return rows[path.name]
 
 
-def replace_file(path: Path, kind: str, victim: Path) -> None:
+def replace_file(path: Path, kind: str, user_file: Path) -> None:
     path.unlink(missing_ok=True)
     if kind == "link":
-        path.symlink_to(victim)
+        path.symlink_to(user_file)
     elif kind == "pipe":
         os.mkfifo(path)
     elif kind == "folder":
@@ -154,23 +156,25 @@ def replace_file(path: Path, kind: str, victim: Path) -> None:
 
 @pytest.mark.parametrize("kind", some_broad(["link", "pipe", "folder", "device"], 3))
 @pytest.mark.parametrize("name", RUN_FILES)
-@pytest.mark.parametrize("made", some_broad(["rl", "eval"], 2))
-def test_only_regular_files_of_a_run_folder_are_opened(tmp_path: Path, victim: Path, name: str, kind: str, made: str):
+@pytest.mark.parametrize("run_kind", some_broad(["rl", "eval"], 2))
+def test_only_regular_files_of_a_run_folder_are_opened(
+    tmp_path: Path, user_file: Path, name: str, kind: str, run_kind: str
+):
     make_full_run(tmp_path / "runs/good")
-    run = make_full_run(tmp_path / "runs/bad", made)
-    replace_file(run.path / name, kind, victim)
+    run = make_full_run(tmp_path / "runs/bad", run_kind)
+    replace_file(run.path / name, kind, user_file)
     assert any(name in error for error in use_run(run.path, tmp_path))
     if (name, kind) != ("config.toml", "folder"):  # without config.toml, the folder is not a run
         row = check_listed(run.path)
         assert row["status"] == "unreadable" and name in row["trouble"]
-    assert victim.read_bytes() == b"years of work"
+    assert user_file.read_bytes() == b"years of work"
 
 
 @pytest.mark.parametrize("name", ["rollouts.jsonl", "metrics.jsonl"])
-def test_a_named_pipe_is_refused_by_name(tmp_path: Path, victim: Path, name: str):
+def test_a_named_pipe_is_refused_by_name(tmp_path: Path, user_file: Path, name: str):
     make_full_run(tmp_path / "runs/good")
     run = make_full_run(tmp_path / "runs/bad")
-    replace_file(run.path / name, "pipe", victim)
+    replace_file(run.path / name, "pipe", user_file)
     with pytest.raises(RunError, match=rf"{name} is a named pipe; expected a regular file. Remove it"):
         list(run.outcomes() if name == "rollouts.jsonl" else run.metrics())
     assert check_listed(run.path)["status"] == "unreadable"
@@ -178,10 +182,10 @@ def test_a_named_pipe_is_refused_by_name(tmp_path: Path, victim: Path, name: str
 
 @pytest.mark.parametrize("garbage", some_broad(GARBAGE, 8))
 @pytest.mark.parametrize("name", RUN_FILES)
-@pytest.mark.parametrize("made", some_broad(["rl", "eval"], 2))
-def test_invalid_file_contents_cause_only_rove_errors(tmp_path: Path, name: str, garbage: str, made: str):
+@pytest.mark.parametrize("run_kind", some_broad(["rl", "eval"], 2))
+def test_invalid_file_contents_cause_only_rove_errors(tmp_path: Path, name: str, garbage: str, run_kind: str):
     make_full_run(tmp_path / "runs/good")
-    run = make_full_run(tmp_path / "runs/bad", made)
+    run = make_full_run(tmp_path / "runs/bad", run_kind)
     (run.path / name).write_bytes(GARBAGE[garbage])
     use_run(run.path, tmp_path)
     check_listed(run.path)
@@ -220,15 +224,15 @@ def test_an_invalid_summary_is_an_error_that_names_the_file(tmp_path: Path, summ
     assert "summary.json" in check_listed(run.path)["trouble"]
 
 
-def super_journal(victim: Path) -> bytes:
+def super_journal(user_file: Path) -> bytes:
     """Return a journal that makes SQLite delete the file when it opens the database."""
     header = struct.pack(">8sIIIII", bytes.fromhex("d9d505f920a163d7"), 0, 0, 1, 512, 4096).ljust(512, b"\0")
-    name = os.fsencode(victim)
+    name = os.fsencode(user_file)
     tail = struct.pack(">II", len(name), sum(name)) + bytes.fromhex("d9d505f920a163d7")
     return header + struct.pack(">I", 0x40000000 // 4096 + 1) + name + tail
 
 
-def test_an_index_in_the_run_folder_is_never_opened(tmp_path: Path, victim: Path):
+def test_an_index_in_the_run_folder_is_never_opened(tmp_path: Path, user_file: Path):
     run = make_full_run(tmp_path / "runs/bad")
     database = tmp_path / "contacts.sqlite"
     with sqlite3.connect(database) as connection:
@@ -236,12 +240,12 @@ def test_an_index_in_the_run_folder_is_never_opened(tmp_path: Path, victim: Path
     connection.close()
     content_before = database.read_bytes()
     (run.path / "index.sqlite").symlink_to(database)
-    (run.path / "index.sqlite-journal").write_bytes(super_journal(victim))
+    (run.path / "index.sqlite-journal").write_bytes(super_journal(user_file))
     make_full_run(tmp_path / "runs/good")
     use_run(run.path, tmp_path)
     assert check_listed(run.path)["rollouts"] == 3
     assert database.read_bytes() == content_before
-    assert victim.exists() and (run.path / "index.sqlite-journal").exists()
+    assert user_file.exists() and (run.path / "index.sqlite-journal").exists()
 
 
 def test_a_forged_index_in_the_run_folder_is_ignored(tmp_path: Path):
@@ -260,13 +264,13 @@ def test_a_forged_index_in_the_run_folder_is_ignored(tmp_path: Path):
     assert [row["reward"] for row in rows] == [pytest.approx(1.2), pytest.approx(0.2), None]
 
 
-@pytest.mark.parametrize("made", ["eval", "rl"])
+@pytest.mark.parametrize("run_kind", ["eval", "rl"])
 @pytest.mark.parametrize("wins", some_quick([[1e308, 1e308], [1e308, -1e308], [-1e308, -1e308]], 3), ids=str)
-def test_rewards_too_large_for_a_mean_do_not_hide_other_runs(tmp_path: Path, wins: list[float], made: str):
+def test_rewards_too_large_for_a_mean_do_not_hide_other_runs(tmp_path: Path, wins: list[float], run_kind: str):
     make_full_run(tmp_path / "runs/good")
-    step = 1 if made == "rl" else None
-    records = [record(i // 2, i % 2, win, step=step) for i, win in enumerate(wins * 4)]
-    made_run(tmp_path / "runs/bad", records, kind=made, seed=0)
+    step = 1 if run_kind == "rl" else None
+    records = [make_record(i // 2, i % 2, win, step=step) for i, win in enumerate(wins * 4)]
+    write_run_folder(tmp_path / "runs/bad", records, kind=run_kind, seed=0)
     for error in use_run(tmp_path / "runs/bad", tmp_path):
         assert "too large" in error or "metrics" in error or "evaluation" in error
     row = check_listed(tmp_path / "runs/bad")
@@ -315,13 +319,13 @@ def test_invalid_versions_are_shown_as_missing(tmp_path: Path, content: str):
 # Writing into a run folder: resuming, annotating, reports
 
 
-def test_a_draft_that_is_a_symbolic_link_is_replaced(tmp_path: Path, victim: Path):
+def test_a_draft_that_is_a_symbolic_link_is_replaced(tmp_path: Path, user_file: Path):
     run = make_full_run(tmp_path / "run")
     for name in (".report.html.draft", "report.html", ".data.jsonl.draft"):
-        (run.path / name).symlink_to(victim)
+        (run.path / name).symlink_to(user_file)
     write_report(run, run.path / "report.html")
     write_rows(RunRows(run), run.path / "data.jsonl", "jsonl")
-    assert victim.read_bytes() == b"years of work"
+    assert user_file.read_bytes() == b"years of work"
     assert not (run.path / "report.html").is_symlink()
 
 
@@ -345,14 +349,14 @@ WRITTEN_FILES = (
 
 @pytest.mark.parametrize("name", some_quick(WRITTEN_FILES, 3))
 @pytest.mark.parametrize("kind", ["link", "link to a folder", "pipe"])
-def test_a_run_with_a_link_or_pipe_cannot_be_resumed(tmp_path: Path, victim: Path, name: str, kind: str):
+def test_a_run_with_a_link_or_pipe_cannot_be_resumed(tmp_path: Path, user_file: Path, name: str, kind: str):
     run = make_full_run(tmp_path / "run", "rl")
     target = tmp_path / "elsewhere"
     target.mkdir()
     (target / "1.json").write_bytes(b"{}")
     file = run.path / name
     file.parent.mkdir(exist_ok=True)
-    replace_file(file, kind.split()[0], target if kind == "link to a folder" else victim)
+    replace_file(file, kind.split()[0], target if kind == "link to a folder" else user_file)
     config = run.config()
     with pytest.raises(RunError, match=r"is a (symbolic link|named pipe); expected a regular file"):
         run.start("rl", config["config"], config["identity"])
@@ -360,16 +364,16 @@ def test_a_run_with_a_link_or_pipe_cannot_be_resumed(tmp_path: Path, victim: Pat
     with suppress(RunError):  # overwriting replaces links and does not follow them
         run.start("rl", config["config"], config["identity"], overwrite=True)
     run.close()
-    assert victim.read_bytes() == b"years of work" and (target / "1.json").exists()
+    assert user_file.read_bytes() == b"years of work" and (target / "1.json").exists()
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_annotations_are_not_written_through_a_link_or_pipe(tmp_path: Path, victim: Path, kind: str):
+def test_annotations_are_not_written_through_a_link_or_pipe(tmp_path: Path, user_file: Path, kind: str):
     run = make_full_run(tmp_path / "run")
-    replace_file(run.path / "annotations.jsonl", kind, victim)
+    replace_file(run.path / "annotations.jsonl", kind, user_file)
     with pytest.raises(RunError, match=r"annotations\.jsonl is a"):
         annotate(run.path, Change(["bad"]))
-    assert victim.read_bytes() == b"years of work"
+    assert user_file.read_bytes() == b"years of work"
 
 
 def test_tokens_are_not_read_through_a_linked_folder(tmp_path: Path):
@@ -397,7 +401,7 @@ TRAIN_ROWS = [
 )
 def test_damaged_files_of_a_training_cause_only_rove_errors(tmp_path: Path, name: str):
     make_full_run(tmp_path / "runs/good")
-    folder = made_training(tmp_path / "runs/bad")
+    folder = write_train_folder(tmp_path / "runs/bad")
     contents = [
         *GARBAGE.values(),
         *(msgspec.json.encode([row]) for row in TRAIN_ROWS),

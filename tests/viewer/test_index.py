@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import edited, record, scores
+from run_folders import edit_line, make_record, make_scores
 
 from rove.core.errors import ConfigError, RunError
 from rove.core.records import RolloutRecord, Scores
@@ -34,11 +34,11 @@ from rove.viewer.training_steps import groups, steps
 
 
 def encoded_line(*args: Any, **fields: Any) -> bytes:
-    return encode_record(record(*args, **fields)) + b"\n"
+    return encode_record(make_record(*args, **fields)) + b"\n"
 
 
 def line_of_newer_schema(version: int) -> bytes:
-    return edited(encode_record(record(9, 9)), b'"schema_version":2', b'"schema_version":%d' % version) + b"\n"
+    return edit_line(encode_record(make_record(9, 9)), b'"schema_version":2', b'"schema_version":%d' % version) + b"\n"
 
 
 def read_index(file: Path) -> Index:
@@ -47,8 +47,8 @@ def read_index(file: Path) -> Index:
     return index
 
 
-def matching_lines(index: Index, **wanted: Any) -> list[int]:
-    chosen = parse_filter(columns(index), [(name.replace("__", "."), str(value)) for name, value in wanted.items()])
+def matching_lines(index: Index, **filters: Any) -> list[int]:
+    chosen = parse_filter(columns(index), [(name.replace("__", "."), str(value)) for name, value in filters.items()])
     return [row["line"] for row in page(index, chosen, limit=500)["rows"]]
 
 
@@ -101,7 +101,7 @@ def test_a_newer_schema_with_other_types_is_reported_by_its_number(file: Path):
 
 def test_a_rollout_with_a_too_large_number_is_invalid(file: Path):
     file.write_bytes(
-        edited(encoded_line(0, 0), b'"example_id":0', b'"example_id":9007199254740993') + encoded_line(1, 0)
+        edit_line(encoded_line(0, 0), b'"example_id":0', b'"example_id":9007199254740993') + encoded_line(1, 0)
     )
     index = read_index(file)
     assert (index.catch_up().bad, matching_lines(index)) == (1, [1])
@@ -138,11 +138,11 @@ def test_the_last_record_of_a_repeated_rollout_counts(file: Path):
 
 @pytest.mark.parametrize("end", [0, 1, 3])
 def test_a_file_that_was_truncated_and_extended_is_read_again(file: Path, end: int):
-    before = [encoded_line(i, 0, 0.0) for i in range(4)]
-    file.write_bytes(b"".join(before))
+    old_lines = [encoded_line(i, 0, 0.0) for i in range(4)]
+    file.write_bytes(b"".join(old_lines))
     index = read_index(file)
-    after = [encoded_line(i, 0, 1.0) for i in range(10, 14)]
-    file.write_bytes(b"".join([*before[:end], *after]))
+    new_lines = [encoded_line(i, 0, 1.0) for i in range(10, 14)]
+    file.write_bytes(b"".join([*old_lines[:end], *new_lines]))
     assert index.catch_up().done
     rows = page(index, parse_filter({}, []))["rows"]
     assert [row["example"] for row in rows] == [*range(end), *range(10, 14)]
@@ -167,9 +167,9 @@ def test_an_index_with_other_tables_is_rebuilt(file: Path):
     file.write_bytes(encoded_line(0, 0))
     store = Index(file).store
     assert store is not None
-    with sqlite3.connect(store) as other:
-        other.executescript("CREATE TABLE rollouts (x); CREATE VIEW seen AS SELECT 1; PRAGMA user_version = 1;")
-    other.close()
+    with sqlite3.connect(store) as connection:
+        connection.executescript("CREATE TABLE rollouts (x); CREATE VIEW seen AS SELECT 1; PRAGMA user_version = 1;")
+    connection.close()
     assert matching_lines(read_index(file)) == [0]
 
 
@@ -212,7 +212,7 @@ def test_two_viewers_share_an_index(file: Path):
 
 
 def test_score_names_beyond_the_maximum_have_no_columns(file: Path):
-    many_scores = scores(1.0, **{f"metric{i}": float(i) for i in range(MAX_SCORE_COLUMNS + 50)})
+    many_scores = make_scores(1.0, **{f"metric{i}": float(i) for i in range(MAX_SCORE_COLUMNS + 50)})
     file.write_bytes(encoded_line(0, 0, scores=many_scores))
     index = read_index(file)
     assert len(index.columns()) == MAX_SCORE_COLUMNS and matching_lines(index) == [0]
@@ -227,7 +227,7 @@ def test_a_file_that_changed_only_in_the_middle_is_read_again(file: Path):
     status = file.stat()
     with file.open("rb+") as stream:
         stream.seek(len(lines[0]))
-        changed = edited(lines[1], b'"reward":1.2', b'"reward":9.2')
+        changed = edit_line(lines[1], b'"reward":1.2', b'"reward":9.2')
         stream.write(with_checksum(changed.removesuffix(b"\n")) + b"\n")
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     rows = page(read_index(file), parse_filter({}, []))["rows"]
@@ -289,7 +289,7 @@ def rollouts(draw: st.DrawFn) -> list[RolloutRecord]:
         odd_name = draw(st.text(max_size=3))
         rollout_scores = None if win is None else Scores(win, {"win": win, odd_name: 1.0}, {"win": 1.0})
         records.append(
-            record(
+            make_record(
                 number // 4, number, win, scores=rollout_scores, step=step, stop_condition=draw(st.sampled_from("ab"))
             )
         )
@@ -299,17 +299,17 @@ def rollouts(draw: st.DrawFn) -> list[RolloutRecord]:
 @settings(max_examples=60, deadline=None)
 @given(rollouts(), st.floats(-10, 10))
 def test_query_results_match_the_records(
-    tmp_path_factory: pytest.TempPathFactory, made: list[RolloutRecord], low: float
+    tmp_path_factory: pytest.TempPathFactory, recorded: list[RolloutRecord], low: float
 ):
     file = tmp_path_factory.mktemp("run") / "rollouts.jsonl"
-    file.write_bytes(b"".join(encode_record(rollout) + b"\n" for rollout in made))
+    file.write_bytes(b"".join(encode_record(rollout) + b"\n" for rollout in recorded))
     index = read_index(file)
     known_columns = columns(index)
     no_filter = parse_filter(known_columns, [])
     all_rows = page(index, no_filter, limit=500)
-    assert [row["line"] for row in all_rows["rows"]] == list(range(len(made)))
-    assert dict(facet(index, no_filter, "stop")["values"]) == Counter(rollout.stop_condition for rollout in made)
-    rewards = [rollout.reward for rollout in made if rollout.reward is not None and math.isfinite(rollout.reward)]
+    assert [row["line"] for row in all_rows["rows"]] == list(range(len(recorded)))
+    assert dict(facet(index, no_filter, "stop")["values"]) == Counter(rollout.stop_condition for rollout in recorded)
+    rewards = [rollout.reward for rollout in recorded if rollout.reward is not None and math.isfinite(rollout.reward)]
     bars = histogram(index, no_filter, "reward")
     assert bars["count"] == len(rewards) == sum(bar["count"] for bar in bars["bars"])
     for bar in bars["bars"]:
@@ -322,7 +322,7 @@ def test_query_results_match_the_records(
             )
     above = page(index, parse_filter(known_columns, [("from.reward", repr(low))]), "reward", descending=True)
     assert [row["reward"] for row in above["rows"]] == sorted((r for r in rewards if r >= low), reverse=True)
-    assert sum(row["rollouts"] for row in steps(index)) == sum(rollout.step is not None for rollout in made)
+    assert sum(row["rollouts"] for row in steps(index)) == sum(rollout.step is not None for rollout in recorded)
 
 
 ODD_FIELD = "a\"') FROM rollouts; DROP TABLE rollouts --"
@@ -337,7 +337,7 @@ def test_rollouts_are_filtered_by_the_fields_of_their_rows(file: Path):
         {"style": "eu", "level": 2.5, "large": "x" * 200_000},  # too large to be read
         "no object",
     ]
-    nested = edited(encoded_line(6, info={"x": 0}), b'"info":{"x":0}', b'"info":' + 4000 * b"[" + 4000 * b"]")
+    nested = edit_line(encoded_line(6, info={"x": 0}), b'"info":{"x":0}', b'"info":' + 4000 * b"[" + 4000 * b"]")
     file.write_bytes(b"".join(encoded_line(number, info=info) for number, info in enumerate(infos)) + nested)
     index = read_index(file)
     assert index.info_fields() == ["style", "level", ODD_FIELD, "hard"]
@@ -414,7 +414,7 @@ def test_few_and_many_values_are_counted_in_the_same_way(file: Path, most: int):
     index = read_index(file)
     known_columns = columns(index)
     counts = Counter(stops)
-    expected = sorted(counts.items(), key=lambda one: (-one[1], one[0] is not None, one[0] or ""))
+    expected = sorted(counts.items(), key=lambda item: (-item[1], item[0] is not None, item[0] or ""))
     unfiltered = facet(index, parse_filter(known_columns, []), "stop")
     assert (unfiltered["values"], unfiltered["others"]) == (
         expected[:MAX_FACET_VALUES],
@@ -426,7 +426,7 @@ def test_few_and_many_values_are_counted_in_the_same_way(file: Path, most: int):
 
 def test_zero_advantage_groups_are_counted(file: Path):
     records = [
-        record(example, i, win, step=1)
+        make_record(example, i, win, step=1)
         for example, wins in enumerate([(1, 1), (0, 1), (0, 0)])
         for i, win in enumerate(wins)
     ]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import NARROW, WIDE, Tab, chromium, serving, viewing
-from commands import in_its_own
+from browser import NARROW, WIDE, Tab, chromium, serve_command, serve_viewer
+from commands import start_rove
 
 from rove.envs.loading import load_environment
 from rove.rollouts.export import RunRows
@@ -31,7 +31,7 @@ def run_rove(folder: Path, *words: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def untrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create an untrained model with the tokenizer of tic-tac-toe."""
     folder = tmp_path_factory.mktemp("new")
     run_rove(folder, "model", "new", "--env", "tictactoe", "-o", "model")
@@ -39,13 +39,13 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(new: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_model(untrained_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train the model with SFT on the teacher's games except losses; it breaks the rules in about one game in a hundred."""
     folder = tmp_path_factory.mktemp("trained")
     games = '{"num_examples": 3000, "num_groups": 32}'
     data = "eval tictactoe -m scripted:teacher -n 3000 -r 1 --train --run-dir games -a"
     run_rove(folder, *data.split(), games)
-    sft = f"sft --data games -m {new} --min-reward 0.6 --epochs 4 --learning-rate 2e-3 --run-dir sft"
+    sft = f"sft --data games -m {untrained_model} --min-reward 0.6 --epochs 4 --learning-rate 2e-3 --run-dir sft"
     run_rove(folder, *sft.split(), *["--micro_batch_tokens", "2048", "--bf16_backward", "true", "--threads", "1"])
     return folder / "sft/final"
 
@@ -96,10 +96,10 @@ def final_board(record: Any) -> tuple[str, bool]:
 
 
 def test_a_person_plays_a_trained_model_in_every_role_and_the_games_are_training_data(
-    browser: Any, trained: Path, new: Path, tmp_path: Path
+    browser: Any, trained_model: Path, untrained_model: Path, tmp_path: Path
 ):
-    arguments = ("play", "tictactoe", "-m", str(trained), "--web", "--seed", "4", "--run-dir", "kept", "-t", "32")
-    with serving(tmp_path, *arguments) as url:
+    arguments = ("play", "tictactoe", "-m", str(trained_model), "--web", "--seed", "4", "--run-dir", "kept", "-t", "32")
+    with serve_command(tmp_path, *arguments) as url:
         tab = open_tab(browser, url)
         page = tab.page
         verdicts = []
@@ -124,7 +124,7 @@ def test_a_person_plays_a_trained_model_in_every_role_and_the_games_are_training
         page.get_by_role("button", name="Play again").click()
         page.get_by_text(", you watch").wait_for()
         page.get_by_role("button", name="Save this game").wait_for()
-        assert tab.trouble == [] and tab.overflow <= 0
+        assert tab.page_errors == [] and tab.overflow <= 0
 
     rules = sys.modules[type(load_environment("tictactoe")).__module__]
     for game, verdict in zip(Run(tmp_path / "kept").rollouts(), verdicts, strict=True):
@@ -136,7 +136,7 @@ def test_a_person_plays_a_trained_model_in_every_role_and_the_games_are_training
         assert {"X": won, "draw": drawn, "O": lost}[rules.result(board)] == 1.0
     [row] = RunRows(Run(tmp_path / "kept-by-person"))
     assert row["completion"][0]["content"].startswith("<think>the middle</think><move>")
-    sft = f"sft --data kept -m {new} --epochs 1 --batch-size 1 --run-dir sft"
+    sft = f"sft --data kept -m {untrained_model} --epochs 1 --batch-size 1 --run-dir sft"
     assert "1 conversations, 1 steps" in run_rove(tmp_path, *sft.split())  # the other game is the validation split
 
 
@@ -144,7 +144,7 @@ def test_a_person_plays_the_word_game_on_a_board(browser: Any, tmp_path: Path):
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="axe is not installed: pip install axe-playwright-python"
     )
-    with serving(tmp_path, "play", "word_game", "--web", "--seed", "3", "--run-dir", "kept") as url:
+    with serve_command(tmp_path, "play", "word_game", "--web", "--seed", "3", "--run-dir", "kept") as url:
         tab = open_tab(browser, url, NARROW)
         page = tab.page
         guess = page.get_by_label("guess")
@@ -159,27 +159,27 @@ def test_a_person_plays_the_word_game_on_a_board(browser: Any, tmp_path: Path):
         assert "You have no guesses left. The word was" in page.locator(".verdict").inner_text()
         options = {"runOnly": ["wcag2a", "wcag2aa"]}
         assert axe.Axe().run(page, options=options).violations_count == 0 and tab.overflow <= 0
-        assert tab.trouble == []
+        assert tab.page_errors == []
         page.get_by_role("button", name="Save this game").click()
         tab.wait("saved in kept")
     [game] = Run(tmp_path / "kept").rollouts()
     assert [[text for text, _ in row] for row in game.renderings[max(game.renderings)].rows][1] == list("CRANE")
-    with viewing(tmp_path) as url:
+    with serve_viewer(tmp_path) as url:
         tab = Tab(browser, url)
         page = tab.open("rollout?run=kept&line=0")
         assert page.locator("article .board").count() == 7
         name = page.locator(".board").last.get_attribute("aria-label")
         assert name is not None and re.match(r"board: T \w+, I \w+, G \w+, E \w+, R \w+; C ", name)
-        assert tab.trouble == []
+        assert tab.page_errors == []
 
 
-def test_a_live_rl_run_is_followed_until_it_stops(browser: Any, new: Path, tmp_path: Path):
+def test_a_live_rl_run_is_followed_until_it_stops(browser: Any, untrained_model: Path, tmp_path: Path):
     run = tmp_path / "runs/live"
-    arguments = f"rl tictactoe -m {new} --steps 500 --batch-size 16 -r 4 -t 12 --threads 1 --run-dir {run}"
-    with in_its_own(tmp_path, *arguments.split()) as training:
+    arguments = f"rl tictactoe -m {untrained_model} --steps 500 --batch-size 16 -r 4 -t 12 --threads 1 --run-dir {run}"
+    with start_rove(tmp_path, *arguments.split()) as training:
         try:
             (tmp_path / "runs").mkdir(exist_ok=True)
-            with viewing(tmp_path / "runs") as url:
+            with serve_viewer(tmp_path / "runs") as url:
                 tab = Tab(browser, url)
                 page = tab.page
                 page.set_default_timeout(120_000)
@@ -199,7 +199,7 @@ def test_a_live_rl_run_is_followed_until_it_stops(browser: Any, new: Path, tmp_p
                 training.send_signal(signal.SIGINT)
                 page.locator(".status", has_text="stopped").wait_for()
                 check_token_stats(tab, run)
-                assert tab.trouble == []
+                assert tab.page_errors == []
         finally:
             training.kill()
 
@@ -214,7 +214,7 @@ def check_token_stats(tab: Tab, run: Path) -> None:
     assert page.locator(".token.p0[title*=ratio]").count() > 0  # the embedded engine agrees with the trainer
     page.get_by_label("Color by").select_option("entropy")
     page.get_by_text("nats").first.wait_for()
-    others = [number for key, number in lines.items() if key not in recorded]
-    page = tab.open(f"rollout?run=live&line={others[0]}&tab=tokens&color=entropy")
+    unrecorded = [number for key, number in lines.items() if key not in recorded]
+    page = tab.open(f"rollout?run=live&line={unrecorded[0]}&tab=tokens&color=entropy")
     page.get_by_text("not of this one").locator("a").first.click()
     page.get_by_text("mean entropy").wait_for()

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made import made_run, record
+from run_folders import make_record, write_run_folder
 
 from rove.viewer.index import Index
 from rove.viewer.mistakes import Graded, describe_mistakes, explained_variance, graded_rollouts
@@ -21,14 +21,14 @@ def graded(question: str, reward: float, line: int = 0, reply: str = "", **field
 
 
 def test_the_questions_that_lose_the_reward_come_first():
-    after = [
+    rollouts = [
         graded("a", 1.0, 0),
         graded("a", 0.5, 1),
         graded("b", 0.0, 2, "x"),
         graded("b", 0.5, 3, "x"),
         graded("c", 1.0, 4),
     ]
-    mistakes = describe_mistakes(after, [graded("b", 0.25)])
+    mistakes = describe_mistakes(rollouts, [graded("b", 0.25)])
     assert [(group["name"], group["lost"], group["mean"], group["before"]) for group in mistakes["questions"]] == [
         ("b", 0.75, 0.25, 0.25),
         ("a", 0.25, 0.75, None),
@@ -42,14 +42,14 @@ def test_the_questions_that_lose_the_reward_come_first():
 
 
 def test_a_frequent_wrong_reply_is_named():
-    after = [graded(f"question {line}", 0.0, line, "Mia" if line < 4 else f"reply {line}") for line in range(10)]
-    sentence = describe_mistakes([*after, graded("easy", 1.0, 10)])["summary"][-1]
+    rollouts = [graded(f"question {line}", 0.0, line, "Mia" if line < 4 else f"reply {line}") for line in range(10)]
+    sentence = describe_mistakes([*rollouts, graded("easy", 1.0, 10)])["summary"][-1]
     assert sentence == "The wrong reply that loses most is Mia: 40.0% of these points in 4 rollouts."
 
 
 def test_a_field_that_explains_the_errors_is_named_and_one_of_noise_is_not():
     drawn = random.Random(0)
-    after: list[Graded] = []
+    rollouts: list[Graded] = []
     for line in range(400):
         level = line % 5
         fields: Mapping[str, str | float] = {
@@ -58,8 +58,8 @@ def test_a_field_that_explains_the_errors_is_named_and_one_of_noise_is_not():
             "id": f"row {line}",
         }
         reward = 0.0 if level == 4 and drawn.random() < 0.8 else 1.0
-        after.append(Graded(f"question {line}", "", "", fields, reward, line))
-    mistakes = describe_mistakes(after)
+        rollouts.append(Graded(f"question {line}", "", "", fields, reward, line))
+    mistakes = describe_mistakes(rollouts)
     assert list(mistakes["fields"]) == ["level"]
     assert [group["name"] for group in mistakes["fields"]["level"]] == ["0", "1", "2", "3", "4"]
     assert any(sentence.startswith("level = 4: mean reward 0.") for sentence in mistakes["summary"])
@@ -87,8 +87,8 @@ def test_explained_variance_has_the_probability_of_the_f_distribution():
 
 
 def test_a_number_with_many_values_is_divided_into_ranges():
-    after = [graded(f"question {i}", float(i < 75), i, length=float(i)) for i in range(100)]
-    groups = describe_mistakes(after)["fields"]["length"]
+    rollouts = [graded(f"question {i}", float(i < 75), i, length=float(i)) for i in range(100)]
+    groups = describe_mistakes(rollouts)["fields"]["length"]
     assert [group["rollouts"] for group in groups] == [25, 25, 25, 25]
     assert [group["mean"] for group in groups] == [1.0, 1.0, 1.0, 0.0]
     assert groups[-1]["name"] == "74.25 to 99"
@@ -128,8 +128,8 @@ def test_a_rollout_of_several_turns_shows_how_it_ended_instead_of_its_last_reply
     completion: list[dict[str, str]] = []
     for observation, reply in moves:
         completion += [{"role": "user", "content": observation}, {"role": "assistant", "content": reply}]
-    played = msgspec.structs.replace(record(0, win=0.0), completion=completion[1:-1])
-    run = made_run(tmp_path / "run", [played, record(1), record(2)])
+    played = msgspec.structs.replace(make_record(0, win=0.0), completion=completion[1:-1])
+    run = write_run_folder(tmp_path / "run", [played, make_record(1), make_record(2)])
     index = Index(run.path / "rollouts.jsonl")
     assert index.catch_up(60.0).done
     mistakes = describe_mistakes(graded_rollouts(index))
@@ -152,8 +152,8 @@ values = st.one_of(st.sampled_from("abc"), st.floats(-5, 5), st.integers(0, 40).
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.floats(-1, 1), values), min_size=1, max_size=60))
 def test_every_rollout_is_in_one_group_of_a_field_and_shares_add_up(rows: list[tuple[str, float, str | float]]):
-    after = [graded(question, reward, line, "r", field=value) for line, (question, reward, value) in enumerate(rows)]
-    mistakes = describe_mistakes(after)
+    rollouts = [graded(question, reward, line, "r", field=value) for line, (question, reward, value) in enumerate(rows)]
+    mistakes = describe_mistakes(rollouts)
     for groups in mistakes["fields"].values():
-        assert sum(group["rollouts"] for group in groups) == len(after)
+        assert sum(group["rollouts"] for group in groups) == len(rollouts)
         assert abs(sum(group["lost"] for group in groups) - 1.0) < 1e-6

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from made import made_run, record, scores
+from run_folders import make_record, make_scores, write_run_folder
 from settings_page import DEFAULTS, defaults
 from tiers import each_row
 
@@ -92,14 +92,14 @@ def test_a_fall_of_the_reward_and_an_entropy_collapse_are_reported():
 
 
 def test_the_overview_caches_columns_of_large_runs_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    made_run(tmp_path / "run", [record(0, i, float(i % 2)) for i in range(20)])
+    write_run_folder(tmp_path / "run", [make_record(0, i, float(i % 2)) for i in range(20)])
     monkeypatch.setattr(run_store, "PREPARE_PAUSE_S", 0.0)
     for minimum in (21, 20):
         monkeypatch.setattr(run_store, "MIN_PREPARED_ROLLOUTS", minimum)
         store = RunStore(tmp_path)
-        before = threading.enumerate()
+        old_threads = threading.enumerate()
         ENDPOINTS["overview"](store, QueryParams([("run", "run")]))
-        for thread in set(threading.enumerate()) - set(before):
+        for thread in set(threading.enumerate()) - set(old_threads):
             thread.join()
         index, _ = store.index("run")
         cached = {name for name in (("bars", "reward"), ("values", "stop")) if index.cached(name, lambda: None)}
@@ -110,7 +110,7 @@ def test_the_overview_caches_columns_of_large_runs_in_the_background(tmp_path: P
 def test_the_overview_of_an_unfinished_run_reads_its_rollouts_once_and_only_after_indexing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    run = made_run(tmp_path / "run", [record(0, i, 1.0) for i in range(3)])
+    run = write_run_folder(tmp_path / "run", [make_record(0, i, 1.0) for i in range(3)])
     offsets = []
     outcome_at = Run.outcome_at
     monkeypatch.setattr(Run, "outcome_at", lambda self, offset: offsets.append(offset) or outcome_at(self, offset))
@@ -125,7 +125,7 @@ def test_the_overview_of_an_unfinished_run_reads_its_rollouts_once_and_only_afte
 
 
 def test_the_overview_of_a_complete_run_counts_a_damaged_line(tmp_path: Path):
-    run = made_run(tmp_path / "run", [record(0, 0, 1.0)])
+    run = write_run_folder(tmp_path / "run", [make_record(0, 0, 1.0)])
     run.finish({"rollouts": 1, "scored": 1, "too_few": "1 scored example"})
     with (run.path / "rollouts.jsonl").open("ab") as file:
         file.write(b"{}\n")
@@ -138,7 +138,7 @@ def test_an_overwritten_run_is_shown_with_its_new_pass_threshold(tmp_path: Path)
     store = RunStore(tmp_path)
     params = QueryParams([("run", "run")])
     for threshold, passed in ((0.1, 1), (0.9, 0)):
-        made_run(tmp_path / "run", [record(0, 0, 0.5)], pass_threshold=threshold)
+        write_run_folder(tmp_path / "run", [make_record(0, 0, 0.5)], pass_threshold=threshold)
         content = ENDPOINTS["overview"](store, params)
         assert (content["threshold"], dict(content["outcomes"]).get("passed", 0)) == (threshold, passed)
         assert ENDPOINTS["reasons"](store, params)["total"] == 1 - passed
@@ -154,7 +154,7 @@ def test_the_number_of_open_indexes_is_limited(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Index, "_connect", lambda self: connected.add(self) or connect(self))
     monkeypatch.setattr(Index, "close", lambda self: connected.discard(self) or close(self))
     for i in range(5):
-        made_run(tmp_path / f"run{i}", [record(0, j, 1.0) for j in range(i + 1)])
+        write_run_folder(tmp_path / f"run{i}", [make_record(0, j, 1.0) for j in range(i + 1)])
     store = RunStore(tmp_path)
     for _ in range(2):
         rows = ENDPOINTS["runs"](store, QueryParams([]))["runs"]
@@ -172,10 +172,10 @@ def test_reasons_for_failures_match_a_count_row_by_row(tmp_path: Path):
     for i in range(480):
         completion = [{"role": "assistant", "content": rng.choice(["yes", "no", f"other {i}"])}]
         stop = rng.choice(["answered", "max_turns", f"reason {i}"])
-        rollout_scores = scores(rng.choice([0.0, 0.5, 1.0]), length=rng.choice([1.0, 2.0]))
-        records.append(record(i // 4, i % 4, completion=completion, stop_condition=stop, scores=rollout_scores))
-    records[10:12] = [record(30, 0, None), record(30, 1, None)]  # failed rollouts that later lines repeat
-    run = made_run(tmp_path / "run", [*records, record(0, 0, None)], pass_threshold=1.2)
+        rollout_scores = make_scores(rng.choice([0.0, 0.5, 1.0]), length=rng.choice([1.0, 2.0]))
+        records.append(make_record(i // 4, i % 4, completion=completion, stop_condition=stop, scores=rollout_scores))
+    records[10:12] = [make_record(30, 0, None), make_record(30, 1, None)]  # failed rollouts that later lines repeat
+    run = write_run_folder(tmp_path / "run", [*records, make_record(0, 0, None)], pass_threshold=1.2)
     lines = (run.path / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
     (run.path / "rollouts.jsonl").write_bytes(b"".join([*lines[:5], b"bad\n", *lines[5:9], b"worse\n", *lines[9:]]))
     for params in ({}, {"from.step": 0}, {"is.score.length": 2, "to.line": 300}):
@@ -188,17 +188,17 @@ def test_reasons_for_failures_match_a_count_row_by_row(tmp_path: Path):
             ("scores", 1, lambda row: row["scores"] and f"win = {row['scores']['win']:g}, format = 1"),
             ("answer", 2, lambda row: row["reply"]),
         ):
-            found = [(value(row), row["line"]) for row in failing if value(row)]
-            counts = Counter(text for text, _ in found).most_common(8)
-            firsts = dict(reversed(found))
+            matches = [(value(row), row["line"]) for row in failing if value(row)]
+            counts = Counter(text for text, _ in matches).most_common(8)
+            firsts = dict(reversed(matches))
             expected[kind] = [(text, count, firsts[text]) for text, count in counts if count >= minimum]
         reasons = get_json(tmp_path, "reasons", **params)
         assert reasons["total"] == len(failing)
         for kind, groups in expected.items():
-            shown = [
+            listed = [
                 (group["label"], group["count"], group["line"]) for group in reasons["groups"] if group["kind"] == kind
             ]
-            assert shown == groups, kind
+            assert listed == groups, kind
         for group in reasons["groups"]:
             count = get_json(tmp_path, "rollouts", **params, **{"is.outcome": "below"}, **dict(group["filter"]))[
                 "total"
@@ -224,13 +224,13 @@ def test_metrics_of_other_types_cause_no_error(value: object):
 
 def test_settings_that_differ_from_their_defaults_come_first(tmp_path: Path):
     config = {"temperature": 1.0, "learning_rate": 0.5, "evaluation": [{"env": "x", "num_examples": 100}], "seed": 0}
-    run = made_run(tmp_path / "run", [], kind="rl", **config)
+    run = write_run_folder(tmp_path / "run", [], kind="rl", **config)
     rows = settings_of(run)
     changed = [row["name"] for row in rows if row["changed"]]
     assert changed == ["env", "model", "evaluation[0].env", "learning_rate"]
     assert {row["name"]: row["default"] for row in rows}["learning_rate"] == "0.0003"
-    other = made_run(tmp_path / "other", [], kind="rl", **{**config, "seed": 1})
-    assert differences([("a", run), ("b", other)])["rows"] == [{"name": "seed", "values": ["0", "1"]}]
+    second_run = write_run_folder(tmp_path / "other", [], kind="rl", **{**config, "seed": 1})
+    assert differences([("a", run), ("b", second_run)])["rows"] == [{"name": "seed", "values": ["0", "1"]}]
     assert list(flat({"a": {"b": 1}, "c": [{"d": "e"}], "f": [], "g": None})) == [("a.b", "1"), ("c[0].d", "e")]
 
 
@@ -241,9 +241,9 @@ def test_the_stored_defaults_match_the_settings():
 def test_an_evaluation_shows_outcomes_answers_and_reasons_for_failures(tmp_path: Path):
     reply = {"role": "assistant", "content": "<think>hm</think>It is <answer>7</answer>"}
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look", "arguments": "{}"}}]}
-    wrong = [record(1, i, 0.0, completion=[reply]) for i in range(3)]
-    records = [record(0, 0), record(0, 1, completion=[call]), *wrong, record(2, 0, None)]
-    with made_run(tmp_path / "run", records, pass_threshold=1.2) as run:
+    wrong = [make_record(1, i, 0.0, completion=[reply]) for i in range(3)]
+    records = [make_record(0, 0), make_record(0, 1, completion=[call]), *wrong, make_record(2, 0, None)]
+    with write_run_folder(tmp_path / "run", records, pass_threshold=1.2) as run:
         run.finish({})
     overview = get_json(tmp_path, "overview")
     assert overview["outcomes"] == [["below", 3], ["passed", 2], ["failed", 1]] and overview["threshold"] == 1.2
@@ -278,8 +278,10 @@ def test_an_evaluation_shows_outcomes_answers_and_reasons_for_failures(tmp_path:
 def test_rows_at_large_offsets_are_in_the_same_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sort: str, order: str
 ):
-    records = [record(i, 0, None if i == 7 else (7 * i) % 5 / 10, stop_condition=f"stop {i % 3}") for i in range(10)]
-    run = made_run(tmp_path / "run", [*records, record(3, 0, 0.9)])
+    records = [
+        make_record(i, 0, None if i == 7 else (7 * i) % 5 / 10, stop_condition=f"stop {i % 3}") for i in range(10)
+    ]
+    run = write_run_folder(tmp_path / "run", [*records, make_record(3, 0, 0.9)])
     lines = (run.path / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
     (run.path / "rollouts.jsonl").write_bytes(b"".join([*lines[:2], b"bad\n", *lines[2:6], b"worse\n", *lines[6:]]))
     for params in ({}, {"from.line": 3}, {"is.stop": "stop 1"}):
@@ -287,12 +289,14 @@ def test_rows_at_large_offsets_are_in_the_same_order(
         with monkeypatch.context() as patch:
             patch.setattr(queries, "MAX_UNCACHED_ROWS", 0)
             for offset in (0, 2, 50):
-                found = get_json(tmp_path, "rollouts", sort=sort, order=order, offset=offset, limit=3, **params)
-                assert found["rows"] == all_rows[offset : offset + 3] and found["total"] == len(all_rows)
+                result = get_json(tmp_path, "rollouts", sort=sort, order=order, offset=offset, limit=3, **params)
+                assert result["rows"] == all_rows[offset : offset + 3] and result["total"] == len(all_rows)
 
 
 def test_bands_of_the_reward_show_spread_interval_or_quantiles(tmp_path: Path):
-    made_run(tmp_path / "run", [record(i // 4, i % 4, i % 4 / 3 + i // 4, step=1) for i in range(12)], kind="rl")
+    write_run_folder(
+        tmp_path / "run", [make_record(i // 4, i % 4, i % 4 / 3 + i // 4, step=1) for i in range(12)], kind="rl"
+    )
     bands = {band: get_json(tmp_path, "metrics", band=band)["steps"][0] for band in training_steps.BANDS}
     assert bands["spread"]["low"] == pytest.approx(bands["spread"]["mean"] - bands["spread"]["spread"])
     assert bands["quantiles"]["low"] == pytest.approx(0.2 + 1 / 3) and bands["quantiles"]["high"] == pytest.approx(
@@ -305,7 +309,7 @@ def test_bands_of_the_reward_show_spread_interval_or_quantiles(tmp_path: Path):
 
 
 def test_the_table_of_runs_has_columns_for_metrics_and_settings(tmp_path: Path):
-    with made_run(tmp_path / "run", [record(0, 0), record(0, 1, None)], temperature=0.5) as run:
+    with write_run_folder(tmp_path / "run", [make_record(0, 0), make_record(0, 1, None)], temperature=0.5) as run:
         run.finish({"functions": {"win": {"mean": 0.25}}, "pass@k": {"1": {"mean": 0.75}}})
     listing = get_json(tmp_path, "runs", column="metric.win")
     assert {"metric.win", "metric.pass@1", "setting.temperature"} <= set(listing["columns"])
@@ -316,7 +320,7 @@ def test_the_table_of_runs_has_columns_for_metrics_and_settings(tmp_path: Path):
 
 def test_more_comparisons_widen_the_corrected_interval(tmp_path: Path):
     for name, wins in {"run": [0.0, 1.0, 0.5, 0.2] * 8, "b": [0.9, 1.0, 0.6, 0.1] * 8}.items():
-        made_run(tmp_path / name, [record(i, 0, win) for i, win in enumerate(wins)])
+        write_run_folder(tmp_path / name, [make_record(i, 0, win) for i, win in enumerate(wins)])
     single, of_ten = (get_json(tmp_path, "compare", a="run", b="b", comparisons=count) for count in (1, 10))
     assert single["corrected"] == pytest.approx([single["main"]["low"], single["main"]["high"]])
     assert of_ten["corrected"][0] < single["corrected"][0] < single["corrected"][1] < of_ten["corrected"][1]
@@ -325,7 +329,7 @@ def test_more_comparisons_widen_the_corrected_interval(tmp_path: Path):
 
 def test_the_corrected_interval_of_shares_stays_between_minus_1_and_1(tmp_path: Path):
     for name, wins in {"run": [0.0] * 8, "b": [1.0] * 7 + [0.0]}.items():
-        made_run(tmp_path / name, [record(i, 0, win) for i, win in enumerate(wins)])
+        write_run_folder(tmp_path / name, [make_record(i, 0, win) for i, win in enumerate(wins)])
     comparison = get_json(tmp_path, "compare", a="run", b="b", value="win", comparisons=50)
     assert comparison["corrected"][0] < comparison["main"]["low"] and comparison["corrected"][1] == 1.0
     reward = get_json(tmp_path, "compare", a="run", b="b", comparisons=50)
@@ -333,7 +337,7 @@ def test_the_corrected_interval_of_shares_stays_between_minus_1_and_1(tmp_path: 
 
 
 def test_scores_outside_of_the_weights_widen_the_range(tmp_path: Path):
-    made_run(tmp_path / "run", [record(0, 0, scores=scores(3.0))])
+    write_run_folder(tmp_path / "run", [make_record(0, 0, scores=make_scores(3.0))])
     assert get_json(tmp_path, "run")["range"] == [0.0, 3.2]
 
 

@@ -12,7 +12,7 @@ import msgspec
 from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made import record
+from run_folders import make_record
 
 import rove as vf
 from rove.core.protocols import Client, SamplingParams
@@ -48,8 +48,8 @@ async def play_games(
 
     async with TestClient(TestServer(make_play_app(session, save))) as client:
 
-        async def state(after: int | str = "") -> dict[str, Any]:
-            return await (await client.get("/api/game", params={"after": after})).json()
+        async def state(known_number: int | str = "") -> dict[str, Any]:
+            return await (await client.get("/api/game", params={"after": known_number})).json()
 
         async def act(name: str, status: int = 200, **body: Any) -> dict[str, Any]:
             answer = await client.post(f"/api/{name}", json=body)
@@ -69,9 +69,9 @@ def tictactoe_and_policy() -> tuple[Any, Client]:
     return env, vf.ScriptedClient(env.policies["optimal"])
 
 
-async def wait_for(state: Request, wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+async def wait_for(state: Request, condition: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
     game = await state()
-    while not wanted(game):
+    while not condition(game):
         game = await state(game["number"])
     return game
 
@@ -193,7 +193,7 @@ async def test_only_requests_from_the_games_page_are_allowed():
 )
 async def test_no_request_causes_a_server_error(name: str, body: bytes, over: bool):
     session = PlaySession("quiz", "m", ["none"])
-    session.record = record() if over else None
+    session.record = make_record() if over else None
     async with TestClient(TestServer(make_play_app(session, lambda game: "nowhere"))) as client:
         answer = await client.post(f"/api/{name}", data=body, headers={"Content-Type": "application/json"})
         assert answer.status in (200, 400)

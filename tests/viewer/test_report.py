@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made import made_run, record, scores
+from run_folders import make_record, make_scores, write_run_folder
 
 import rove as vf
 from rove.core.records import ErrorInfo
@@ -95,20 +95,20 @@ def write_and_parse(run: Run, tmp_path: Path, **options: Any) -> Page:
     return Page(write_report(run, tmp_path / "out.html", **options).read_text(encoding="utf-8"))
 
 
-def finish_run(run: Run, records: list[vf.RolloutRecord], **more: Any) -> Run:
+def finish_run(run: Run, records: list[vf.RolloutRecord], **fields: Any) -> Run:
     tally = Tally()
     for rollout in records:
         tally.add(rollout)
-    run.finish({**tally.result().to_dict(), **more})
+    run.finish({**tally.result().to_dict(), **fields})
     return run
 
 
-RECORDS = [record(0, 0, 1.0), record(0, 1, 0.0), record(1, 0, None), record(1, 1, 0.5)]
+RECORDS = [make_record(0, 0, 1.0), make_record(0, 1, 0.0), make_record(1, 0, None), make_record(1, 1, 0.5)]
 
 
 def test_the_report_of_an_evaluation_shows_its_results_and_settings(tmp_path: Path):
     run = finish_run(
-        made_run(tmp_path / "run", RECORDS, num_examples=2, sampling={"top_p": 0.9}),
+        write_run_folder(tmp_path / "run", RECORDS, num_examples=2, sampling={"top_p": 0.9}),
         RECORDS,
         cost={"total": 0.0015, "per_rollout": 0.0005},
     )
@@ -143,7 +143,7 @@ def test_the_report_of_an_evaluation_shows_its_results_and_settings(tmp_path: Pa
 
 
 def test_failed_rollouts_come_first_then_the_lowest_rewards(tmp_path: Path):
-    page = write_and_parse(made_run(tmp_path / "run", RECORDS), tmp_path)
+    page = write_and_parse(write_run_folder(tmp_path / "run", RECORDS), tmp_path)
     assert page.rewards == [None, 0.2, 0.7, 1.2]
     first = " ".join(texts(page.data["rollouts"][0]))
     assert "HTTP 502" in first and "Traceback: line 1" in first
@@ -164,11 +164,11 @@ def test_hostile_content_does_not_become_html(tmp_path: Path):
     error = ErrorInfo(EVIL, EVIL, EVIL, EVIL, [EVIL])
     common: dict[str, Any] = {"example_key": EVIL, "answer": EVIL, "info": {EVIL: EVIL}, "stop_condition": EVIL}
     hostile = [
-        record(0, 0, prompt=[{"role": "user", "content": EVIL}], completion=completion, **common),
-        record(0, 1, scores=vf.Scores(1.0, {EVIL: 1.0}, {EVIL: 1.0}, {EVIL + "2": 0.0}, {EVIL: [EVIL]}), **common),
-        record(0, 2, None, **{**common, "error": error}),
+        make_record(0, 0, prompt=[{"role": "user", "content": EVIL}], completion=completion, **common),
+        make_record(0, 1, scores=vf.Scores(1.0, {EVIL: 1.0}, {EVIL: 1.0}, {EVIL + "2": 0.0}, {EVIL: [EVIL]}), **common),
+        make_record(0, 2, None, **{**common, "error": error}),
     ]
-    run = made_run(tmp_path / "run", hostile, env=EVIL, model=EVIL, env_args={"text": EVIL})
+    run = write_run_folder(tmp_path / "run", hostile, env=EVIL, model=EVIL, env_args={"text": EVIL})
     finish_run(run, hostile, errors={EVIL: 1}, too_few=EVIL)
     page = write_and_parse(run, tmp_path)
     assert [tag for tag, _ in page.tags] == [
@@ -180,7 +180,7 @@ def test_hostile_content_does_not_become_html(tmp_path: Path):
 
 
 def test_the_page_needs_no_external_resources(tmp_path: Path):
-    page = write_and_parse(made_run(tmp_path / "run", RECORDS), tmp_path)
+    page = write_and_parse(write_run_folder(tmp_path / "run", RECORDS), tmp_path)
     assert all(not (attrs.keys() & {"src", "srcset", "data", "href"}) for _, attrs in page.tags)
     assert set(re.findall(r"https?://[\w.]+", page.script + page.style)) == {
         "http://www.w3.org",  # names of SVG and MathML
@@ -196,7 +196,9 @@ def test_the_page_needs_no_external_resources(tmp_path: Path):
 
 def test_an_unfinished_run_is_reported_as_unfinished(tmp_path: Path):
     price = {"input": 1e5, "output": 0.0}
-    run = made_run(tmp_path / "run", RECORDS, num_examples=3, rollouts_per_example=2, pass_threshold=0.6, price=price)
+    run = write_run_folder(
+        tmp_path / "run", RECORDS, num_examples=3, rollouts_per_example=2, pass_threshold=0.6, price=price
+    )
     page = write_and_parse(run, tmp_path)
     assert "unfinished, 6 were planned" in page.words
     assert "3 / 4" in page.words
@@ -204,10 +206,12 @@ def test_an_unfinished_run_is_reported_as_unfinished(tmp_path: Path):
     assert "| pass\\@\u20601 | 0.750 |" in markdown(run)
 
 
-@pytest.mark.parametrize("records", [[], [record(0, 0, None), record(1, 0, None)]], ids=["empty", "all failed"])
+@pytest.mark.parametrize(
+    "records", [[], [make_record(0, 0, None), make_record(1, 0, None)]], ids=["empty", "all failed"]
+)
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_run_without_scores_has_a_report(tmp_path: Path, records: list[vf.RolloutRecord], finished: bool):
-    run = made_run(tmp_path / "run", records)
+    run = write_run_folder(tmp_path / "run", records)
     if finished:
         finish_run(run, records)
     page = write_and_parse(run, tmp_path)
@@ -217,7 +221,7 @@ def test_a_run_without_scores_has_a_report(tmp_path: Path, records: list[vf.Roll
 
 
 def test_summaries_with_missing_fields_are_shown(tmp_path: Path):
-    run = made_run(tmp_path / "run", RECORDS)
+    run = write_run_folder(tmp_path / "run", RECORDS)
     run.finish(
         {"rollouts": 4, "scored": 3, "reward": {"mean": None, "low": None, "high": None}, "latency": None, "cost": None}
     )
@@ -233,18 +237,18 @@ def test_summaries_with_missing_fields_are_shown(tmp_path: Path):
 
 
 def test_the_last_record_of_a_repeated_rollout_counts(tmp_path: Path):
-    records = [record(0, 0, None), record(0, 0, 1.0), record(0, 1, 1.0), record(0, 1, None)]
-    page = write_and_parse(made_run(tmp_path / "run", records), tmp_path)
+    records = [make_record(0, 0, None), make_record(0, 0, 1.0), make_record(0, 1, 1.0), make_record(0, 1, None)]
+    page = write_and_parse(write_run_folder(tmp_path / "run", records), tmp_path)
     assert "1 / 2" in page.words
     assert len(page.rewards) == 2
 
 
 def test_the_number_of_omitted_rollouts_is_shown(tmp_path: Path):
-    records = [record(i, j, i / 10 if i else None) for i in range(10) for j in range(4)]
-    page = write_and_parse(made_run(tmp_path / "run", records), tmp_path, rollouts=10)
+    records = [make_record(i, j, i / 10 if i else None) for i in range(10) for j in range(4)]
+    page = write_and_parse(write_run_folder(tmp_path / "run", records), tmp_path, rollouts=10)
     assert page.rewards == [None] * 4 + [0.3] * 3 + [1.1] * 3
     assert "30 of 40 are omitted" in page.words
-    assert write_and_parse(made_run(tmp_path / "run2", records), tmp_path, rollouts=0).rewards == []
+    assert write_and_parse(write_run_folder(tmp_path / "run2", records), tmp_path, rollouts=0).rewards == []
 
 
 @given(st.lists(st.none() | st.floats(-1, 1), max_size=40), st.integers(0, 50))
@@ -265,7 +269,7 @@ def test_the_requested_number_of_rollouts_is_chosen_without_duplicates(rewards: 
 
 @pytest.mark.parametrize("is_complete", [True, False])
 def test_a_damaged_line_is_omitted_and_counted(tmp_path: Path, is_complete: bool):
-    run = made_run(tmp_path / "run", RECORDS)
+    run = write_run_folder(tmp_path / "run", RECORDS)
     with (run.path / "rollouts.jsonl").open("ab") as file:
         file.write(b"{}\n")
     if is_complete:
@@ -277,23 +281,25 @@ def test_a_damaged_line_is_omitted_and_counted(tmp_path: Path, is_complete: bool
 
 
 def test_a_function_named_reward_is_distinct_from_the_reward(tmp_path: Path):
-    records = [record(scores=vf.Scores(0.5, {"reward": 1.0}, {"reward": 0.5}))]
-    page = write_and_parse(made_run(tmp_path / "run", records), tmp_path)
+    records = [make_record(scores=vf.Scores(0.5, {"reward": 1.0}, {"reward": 0.5}))]
+    page = write_and_parse(write_run_folder(tmp_path / "run", records), tmp_path)
     titles = {histogram["title"]: histogram["mean"] for histogram in page.data["histograms"]}
     assert (titles["reward"], titles["reward (function)"]) == (0.5, 1.0)
 
 
 def test_a_password_in_a_url_is_not_in_the_report(tmp_path: Path):
-    write_report(made_run(tmp_path / "run", RECORDS, base_url="http://me:secret@host/v1"), tmp_path / "out.html")
+    write_report(
+        write_run_folder(tmp_path / "run", RECORDS, base_url="http://me:secret@host/v1"), tmp_path / "out.html"
+    )
     text = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert "secret" not in text
-    assert "http://…@host/v1" in text
+    assert "http://***@host/v1" in text
 
 
 def test_a_long_rollout_is_shortened_with_a_note(tmp_path: Path):
     completion = [{"role": "assistant", "content": "x" * 50_000}]
-    records = [record(0, 0, completion=completion), record(1, 0, completion=completion * 300)]
-    page = write_and_parse(made_run(tmp_path / "run", records), tmp_path)
+    records = [make_record(0, 0, completion=completion), make_record(1, 0, completion=completion * 300)]
+    page = write_and_parse(write_run_folder(tmp_path / "run", records), tmp_path)
     rollout, longer_rollout = page.data["rollouts"]
     assert f"{50_000 - MAX_TEXT_CHARS:,} characters left out" in rollout["completion"][0]["content"]
     assert len("".join(texts(longer_rollout))) < 2 * MAX_ROLLOUT_CHARS
@@ -303,10 +309,10 @@ def test_a_long_rollout_is_shortened_with_a_note(tmp_path: Path):
 
 
 def trained(path: Path, kind: str = "rl", steps: int = 3) -> Run:
-    with made_run(path, [], kind=kind, steps=5, data="runs/teacher") as run:
+    with write_run_folder(path, [], kind=kind, steps=5, data="runs/teacher") as run:
         for step in range(1, steps + 1):
             for i in range(4):
-                run.append_rollout(record(i // 2, i % 2, None if (step, i) == (3, 3) else i / step, step=step))
+                run.append_rollout(make_record(i // 2, i % 2, None if (step, i) == (3, 3) else i / step, step=step))
             held_out = {"eval/optimal/reward/mean": 0.2 * step, "eval/optimal/reward/interval_low": 0.01}
             run.append_metrics({"step": step, "reward/mean": 1 / step, "time/step": 40.0, "x": math.pi, **held_out})
         run.append_alert({"step": 2, "id": "x", "text": EVIL})
@@ -336,7 +342,7 @@ def test_the_report_of_training_has_curves_alerts_measurements_and_rollouts(tmp_
 
 
 def test_sft_runs_and_empty_runs_have_reports(tmp_path: Path):
-    with made_run(tmp_path / "sft", [], kind="sft", env="", data=["runs/a", "runs/b"]) as run:
+    with write_run_folder(tmp_path / "sft", [], kind="sft", env="", data=["runs/a", "runs/b"]) as run:
         for step in (1, 2, 3):
             run.append_metrics({"step": step, "loss": abs(step - 2) + 0.5, "optim/lr": math.nan})
         run.finish({})
@@ -345,7 +351,7 @@ def test_sft_runs_and_empty_runs_have_reports(tmp_path: Path):
     assert page.data["values"] == [["loss", "1.500", "1.500", "0.500", "2"]]
     assert not (run.path / "index.sqlite").exists()
     for kind in ("rl", "sft", "eval"):
-        page = write_and_parse(made_run(tmp_path / f"new-{kind}", [], kind=kind), tmp_path)
+        page = write_and_parse(write_run_folder(tmp_path / f"new-{kind}", [], kind=kind), tmp_path)
         assert page.rewards == [] and not page.data["complete"]
 
 
@@ -399,7 +405,7 @@ def test_numbers_are_formatted():
 
 
 def test_the_markdown_summary_has_values_counts_and_the_command(tmp_path: Path):
-    run = finish_run(made_run(tmp_path / "run", RECORDS), RECORDS)
+    run = finish_run(write_run_folder(tmp_path / "run", RECORDS), RECORDS)
     text = markdown(run)
     assert text.startswith(
         "### quiz · someone/model\n\n| value | mean | 95% interval | weight |\n| --- | ---: | ---: | ---: |\n"
@@ -413,7 +419,7 @@ def test_the_markdown_summary_has_values_counts_and_the_command(tmp_path: Path):
 
 
 def test_the_command_for_a_training_measurement_has_a_model_placeholder(tmp_path: Path):
-    run = made_run(tmp_path / "run", RECORDS)
+    run = write_run_folder(tmp_path / "run", RECORDS)
     file = run.path / "config.toml"
     file.write_text(file.read_text().replace('model = "someone/model"', 'model = ""'))
     text = markdown(run)
@@ -422,23 +428,25 @@ def test_the_command_for_a_training_measurement_has_a_model_placeholder(tmp_path
 
 
 def test_markdown_has_no_links_or_mentions_and_long_texts_are_complete(tmp_path: Path):
-    run = made_run(tmp_path / "run", RECORDS, model="@octocat, #12, https://example.org")
+    run = write_run_folder(tmp_path / "run", RECORDS, model="@octocat, #12, https://example.org")
     text = markdown(finish_run(run, RECORDS, stops={f"reason {i}": 1 for i in range(40)}))
     assert "\\@\u2060octocat, \\#12, https\\://example.org" in text
     assert "reason 39" in text
 
 
 def test_pass_rates_of_some_examples_name_their_number(tmp_path: Path):
-    records = [record(0, 0, 1.0), record(0, 1, 0.0), record(1, 0, 1.0), record(2, 0, 0.0)]
-    rows = summary_data(finish_run(made_run(tmp_path / "run", records), records).summary() or {})["values"]
+    records = [make_record(0, 0, 1.0), make_record(0, 1, 0.0), make_record(1, 0, 1.0), make_record(2, 0, 0.0)]
+    rows = summary_data(finish_run(write_run_folder(tmp_path / "run", records), records).summary() or {})["values"]
     names = [name for name, *_ in rows if name.startswith("pass")]
     assert names == ["pass@1", "pass@2 (1 of 3 examples)", "pass^1", "pass^2 (1 of 3 examples)"]
 
 
 def test_names_are_escaped_in_markdown_tables(tmp_path: Path):
-    records = [record(scores=vf.Scores(1.0, {"a|b": 1.0}, {"a|b": 1.0}))]
-    assert r"| a\|b | 1.000 |" in markdown(made_run(tmp_path / "run", records))
+    records = [make_record(scores=vf.Scores(1.0, {"a|b": 1.0}, {"a|b": 1.0}))]
+    assert r"| a\|b | 1.000 |" in markdown(write_run_folder(tmp_path / "run", records))
 
 
 def test_scores_of_test_records_are_consistent_with_their_weights():
-    assert scores(1.0).reward == sum(scores(1.0).weights[name] * value for name, value in scores(1.0).rewards.items())
+    assert make_scores(1.0).reward == sum(
+        make_scores(1.0).weights[name] * value for name, value in make_scores(1.0).rewards.items()
+    )

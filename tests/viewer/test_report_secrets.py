@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from made import made_run, record
-from made_training import made_training
-from toys import rows, says
+from run_folders import make_record, write_run_folder
+from toy_envs import rows, scripted_client
+from train_folders import write_train_folder
 
 import rove as vf
 from rove.runs.run import Run
@@ -30,7 +30,7 @@ def test_a_report_masks_keys_in_arguments_and_errors(tmp_path: Path, monkeypatch
     run = Run(tmp_path / "run")
     with run:
         run.start("eval", settings, {"env": "leaky"})
-        for record in Leaky(dataset=rows(2)).generate_sync(says("so")):
+        for record in Leaky(dataset=rows(2)).generate_sync(scripted_client("so")):
             run.append_rollout(record)
     page = write_report(Run(tmp_path / "run"), tmp_path / "report.html").read_text()
     texts = page + markdown(Run(tmp_path / "run"))
@@ -40,11 +40,11 @@ def test_a_report_masks_keys_in_arguments_and_errors(tmp_path: Path, monkeypatch
 
 
 def test_a_report_of_rove_train_masks_keys_in_replies(tmp_path: Path):
-    folder = made_training(tmp_path / "mine", solved=59)
-    replied = record(59, win=0.0, completion=[{"role": "assistant", "content": f"the key is {FORMAT}"}])
+    folder = write_train_folder(tmp_path / "mine", solved=59)
+    replied = make_record(59, win=0.0, completion=[{"role": "assistant", "content": f"the key is {FORMAT}"}])
     run = folder.evaluation_folder("+ RL", "greedy")
     shutil.rmtree(run)
-    made_run(run, [*(record(i, win=1.0) for i in range(59)), replied])
+    write_run_folder(run, [*(make_record(i, win=1.0) for i in range(59)), replied])
     write_stages_report(folder, tmp_path / "report.html")
     texts = (tmp_path / "report.html").read_text() + stages_markdown(folder)
     assert "the key is ***" in texts and FORMAT not in texts

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from commands import Rove, environment, in_this_process
-from made import made_run, record
-from made_training import made_training
+from commands import Rove, in_process_rove, write_environment
+from run_folders import make_record, write_run_folder
+from train_folders import write_train_folder
 
 import rove as vf
 from rove.runs.run import Run
@@ -41,8 +41,8 @@ def load_environment(num_examples: int = 100):
 
 @pytest.fixture
 def store(tmp_path: Path) -> RunStore:
-    made_training(tmp_path / "runs" / "mine")
-    made_run(tmp_path / "runs" / "single", [record(0)])
+    write_train_folder(tmp_path / "runs" / "mine")
+    write_run_folder(tmp_path / "runs" / "single", [make_record(0)])
     return RunStore(tmp_path / "runs")
 
 
@@ -67,7 +67,7 @@ def test_the_list_shows_a_training_as_one_row_with_the_reward_of_the_kept_weight
     ],
 )
 def test_scripted_policies_show_whether_the_model_has_learned(tmp_path: Path, solved: int, verdict: str):
-    made_training(tmp_path / "runs" / "mine", scripts={"guesser": 5, "oracle": 60}, solved=solved)
+    write_train_folder(tmp_path / "runs" / "mine", scripts={"guesser": 5, "oracle": 60}, solved=solved)
     page = api.stages(RunStore(tmp_path / "runs"), QueryParams([("run", "mine")]))
     answers = {answer["title"]: answer["parts"] for answer in page["answers"]}
     [learned] = answers["Learned"]
@@ -84,7 +84,7 @@ def test_scripted_policies_show_whether_the_model_has_learned(tmp_path: Path, so
 
 
 def test_weights_from_before_the_first_step_mean_that_rl_did_not_help(tmp_path: Path):
-    made_training(tmp_path / "runs" / "mine", best_step=0)
+    write_train_folder(tmp_path / "runs" / "mine", best_step=0)
     page = api.stages(RunStore(tmp_path / "runs"), QueryParams([("run", "mine")]))
     [answer] = [answer["parts"] for answer in page["answers"] if answer["title"] == "RL alone"]
     assert answer[0].startswith(
@@ -92,7 +92,7 @@ def test_weights_from_before_the_first_step_mean_that_rl_did_not_help(tmp_path: 
     )
 
 
-def test_the_page_answers_what_one_asks_about_a_training(store: RunStore, tmp_path: Path):
+def test_the_page_answers_questions_about_a_training(store: RunStore, tmp_path: Path):
     page = api.stages(store, QueryParams([("run", "mine")]))
     answers = {answer["title"]: answer["parts"] for answer in page["answers"]}
     assert answers["Learned"] == [
@@ -181,11 +181,11 @@ def test_a_training_that_is_not_complete_is_to_be_continued(store: RunStore, tmp
 
 
 def test_a_condition_whose_reward_fell_is_named(tmp_path: Path):
-    folder = made_training(tmp_path / "runs" / "mine")
-    better, worse = ([record(i, win=float(right)) for i in range(60)] for right in (True, False))
+    folder = write_train_folder(tmp_path / "runs" / "mine")
+    better, worse = ([make_record(i, win=float(right)) for i in range(60)] for right in (True, False))
     rows = [row for row in folder.rows() if row.name in ("base", "+ RL")]
     for row, records in zip(rows, (better, worse), strict=True):
-        made_run(folder.evaluation_folder(row.name, "sampled"), records)
+        write_run_folder(folder.evaluation_folder(row.name, "sampled"), records)
         row.conditions["sampled"] = row.conditions["greedy"]
     (folder.path / RESULTS).write_bytes(msgspec.json.encode(rows))
     page = api.stages(RunStore(tmp_path / "runs"), QueryParams([("run", "mine")]))
@@ -194,7 +194,7 @@ def test_a_condition_whose_reward_fell_is_named(tmp_path: Path):
 
 
 def test_an_rl_stage_is_known_by_its_folder_and_a_run_without_diagnoses_does_not_claim_that_all_is_well(tmp_path: Path):
-    folder = made_training(tmp_path / "runs" / "mine")
+    folder = write_train_folder(tmp_path / "runs" / "mine")
     rows = [msgspec.structs.replace(row, name="+ GRPO" if row.name == "+ RL" else row.name) for row in folder.rows()]
     (folder.path / "eval" / "RL-greedy").rename(folder.path / "eval" / "GRPO-greedy")
     (folder.path / RESULTS).write_bytes(msgspec.json.encode(rows))
@@ -206,7 +206,7 @@ def test_an_rl_stage_is_known_by_its_folder_and_a_run_without_diagnoses_does_not
 
 
 def test_commands_have_the_arguments_of_the_environment(tmp_path: Path):
-    folder = made_training(tmp_path / "mine")
+    folder = write_train_folder(tmp_path / "mine")
     run = Run(tmp_path / "mine" / "data")
     with run:
         run.start("eval", {"env": "quiz", "env_args": {"num_examples": 500, "size": 4}}, {})
@@ -215,7 +215,7 @@ def test_commands_have_the_arguments_of_the_environment(tmp_path: Path):
 
 
 def test_a_training_that_has_just_begun(tmp_path: Path):
-    folder = made_training(tmp_path / "runs" / "mine")
+    folder = write_train_folder(tmp_path / "runs" / "mine")
     for name in (RESULTS, COMPLETE):
         (folder.path / name).unlink()
     page = api.stages(RunStore(tmp_path / "runs"), QueryParams([("run", "mine")]))
@@ -235,7 +235,7 @@ def test_a_damaged_file_does_not_hide_other_runs(store: RunStore, tmp_path: Path
 
 
 def test_a_single_training_folder_can_be_viewed(tmp_path: Path):
-    made_training(tmp_path / "mine")
+    write_train_folder(tmp_path / "mine")
     store = RunStore(tmp_path / "mine")
     assert store.names()[0] == "mine"
     assert api.run(store, QueryParams([("run", "mine")]))["kind"] == "train"
@@ -248,11 +248,11 @@ def test_a_single_training_folder_can_be_viewed(tmp_path: Path):
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
-    return in_this_process(tmp_path, monkeypatch, capsys)
+    return in_process_rove(tmp_path, monkeypatch, capsys)
 
 
 def test_report_of_a_training(rove: Rove, tmp_path: Path):
-    made_training(tmp_path / "mine")
+    write_train_folder(tmp_path / "mine")
     printed = rove("report", "mine", "--markdown").out
     assert "| + RL | greedy | 1.150 |" in printed
     sentence = "+ RL, greedy\\: 3 of 60 rollouts earned less than the best reward, 1.200; together"
@@ -267,7 +267,7 @@ def test_report_of_a_training(rove: Rove, tmp_path: Path):
 
 @pytest.mark.broad
 def test_the_command_that_repeats_a_training_runs_as_printed(rove: Rove, tmp_path: Path):
-    environment(tmp_path / "packages", "parity", PARITY)
+    write_environment(tmp_path / "packages", "parity", PARITY)
     assert rove("train", "parity", "--env-dir", "packages", "--dry-run", "--run-dir", "mine").status == 0
     with Run(tmp_path / "mine" / "sft") as stage:
         stage.start("sft", {"env": "parity", "env_dir": "packages", "seed": 2}, {})

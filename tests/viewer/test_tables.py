@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from made import record
+from run_folders import make_record
 from tiers import each_row
 
 from rove.core.errors import ConfigError
@@ -118,7 +118,7 @@ def test_charts_are_chosen_from_the_metrics():
 
 def test_tokens_are_colored_with_every_scale():
     tokens = StepTokens([5], [8, 9], [-0.02, -3.0], 3)
-    line = encode_record(record(step=1, steps=[TrajectoryStep([], [], tokens=tokens)]))
+    line = encode_record(make_record(step=1, steps=[TrajectoryStep([], [], tokens=tokens)]))
     rollout = describe_rollout(line, {5: "a", 8: "b", 9: ""}.__getitem__)
     looks = {
         color: [look for _, look, _ in color_tokens(rollout["tokens"], 0.5, color)["turns"][0]["tokens"]]
@@ -157,8 +157,8 @@ def test_tool_calls_are_paired_with_their_results():
     def tool_calls(*ids: object) -> dict[str, Any]:
         return {"role": "assistant", "tool_calls": [{"id": id_} for id_ in ids]}
 
-    def result(known: object) -> dict[str, Any]:
-        return {"role": "tool", "tool_call_id": known}
+    def result(call_id: object) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": call_id}
 
     turns = [
         tool_calls("a", "b"),
@@ -182,7 +182,7 @@ def test_tool_calls_are_paired_with_their_results():
 
 def test_a_rollout_is_copied_as_json_test_case_or_curl():
     call = {"role": "assistant", "content": "it's " + "x" * 300_000, "tool_calls": "odd"}
-    line = encode_record(record(completion=[call]))
+    line = encode_record(make_record(completion=[call]))
     assert msgspec.json.decode(copied_text(line, "json", "quiz", "m")) == msgspec.json.decode(line)
     case = msgspec.json.decode(copied_text(line, "test", "quiz", "m"))
     assert case["replies"] == [call["content"]] and (case["env"], case["answer"], case["reward"]) == ("quiz", "0", 1.2)
@@ -196,8 +196,11 @@ def test_a_rollout_is_copied_as_json_test_case_or_curl():
 
 
 def test_the_reason_why_a_rollout_stopped_is_described():
-    truncated = record(is_truncated=True, steps=[TrajectoryStep([], [], finish_reason="length")])
-    texts = [describe_rollout(encode_record(rollout))["stopped"] for rollout in (record(), record(win=None), truncated)]
+    truncated = make_record(is_truncated=True, steps=[TrajectoryStep([], [], finish_reason="length")])
+    texts = [
+        describe_rollout(encode_record(rollout))["stopped"]
+        for rollout in (make_record(), make_record(win=None), truncated)
+    ]
     assert texts == [
         "After 1 turn: answered.",
         "Failed after 0 turns.",

@@ -44,7 +44,7 @@ def fake(folder: Path) -> Iterator[FakeVLLM]:
         yield server
 
 
-def quick(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.01) -> None:
+def set_backoff(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.01) -> None:
     """Set the backoff between retries to `seconds`."""
     for module in ("engine", "fleet"):
         monkeypatch.setattr(f"rove.vllm.{module}.BACKOFF_S", seconds)
@@ -56,7 +56,9 @@ def engine_of(path: Path, *urls: str, **settings: Any) -> VLLMEngine:
     return VLLMEngine(config, path, sorted(renderer.stop_ids), LOADED.context, 320, renderer=renderer)
 
 
-def synced(path: Path, *urls: str, loaded: LoadedModel = LOADED, version: int = 1, **settings: Any) -> VLLMEngine:
+def synced_engine(
+    path: Path, *urls: str, loaded: LoadedModel = LOADED, version: int = 1, **settings: Any
+) -> VLLMEngine:
     """Return an engine whose servers have the weights of a model and passed the parity check."""
     engine = engine_of(path, *urls, **settings)
     publish(engine, loaded, version)
@@ -85,9 +87,9 @@ def ask(engine: VLLMEngine, *prompts: list[int], **sampling: Any) -> list[Genera
     return asyncio.run(generate_all())
 
 
-def expected_logprobs(prompt: list[int], made: Generation, temperature: float = 1.0) -> list[float]:
+def expected_logprobs(prompt: list[int], generation: Generation, temperature: float = 1.0) -> list[float]:
     """Return the model's log-probabilities of the generated tokens."""
-    ids = torch.tensor([[*prompt, *made.ids]])
+    ids = torch.tensor([[*prompt, *generation.ids]])
     with torch.inference_mode():
         logits = LOADED.model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float() / temperature
     return logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()
@@ -100,13 +102,13 @@ def test_vllm_engine_implements_the_client_engine_protocol(tmp_path: Path):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_tokens_have_the_logprobs_they_were_sampled_with(tmp_path: Path, fake: FakeVLLM, temperature: float):
-    engine = synced(tmp_path, fake.url, version=3)
+    engine = synced_engine(tmp_path, fake.url, version=3)
     for generation in ask(engine, *[PROMPT] * 4, temperature=temperature):
         assert generation.policy_version == 3
         assert generation.version_spans == []
         assert generation.logprobs == pytest.approx(expected_logprobs(PROMPT, generation, temperature), abs=1e-4)
         assert generation.finish_reason == ("stop" if generation.ids[-1] in LOADED.renderer.stop_ids else "length")
-    sent = [body for path, body in fake.asked if path == "/inference/v1/generate"]
+    sent = [body for path, body in fake.requests if path == "/inference/v1/generate"]
     assert all(body["token_ids"] for body in sent)
     assert sent[-1]["token_ids"] == PROMPT
     assert sent[-1]["sampling_params"]["stop_token_ids"] == sorted(LOADED.renderer.stop_ids)
@@ -114,14 +116,14 @@ def test_tokens_have_the_logprobs_they_were_sampled_with(tmp_path: Path, fake: F
 
 
 def test_scores_equal_those_of_the_model(tmp_path: Path, fake: FakeVLLM):
-    engine = synced(tmp_path, fake.url)
+    engine = synced_engine(tmp_path, fake.url)
     assert engine.score(PROMPT) == pytest.approx(parity_check(LOADED.model, PROMPT).logprobs, abs=1e-4)
     with pytest.raises(ConfigError, match=r"temperature is 0.5; vLLM scores tokens at temperature 1 alone"):
         engine.score(PROMPT, 0.5)
 
 
 def test_top_logprobs_and_prompt_logprobs_are_returned_on_request(tmp_path: Path, fake: FakeVLLM):
-    engine = synced(tmp_path, fake.url)
+    engine = synced_engine(tmp_path, fake.url)
     [generation] = ask(engine, PROMPT, logprobs=2, prompt_logprobs=1, temperature=0.0)
     assert generation.top_logprobs is not None
     assert [len(top) for top in generation.top_logprobs] == [2] * len(generation.ids)
@@ -132,7 +134,7 @@ def test_top_logprobs_and_prompt_logprobs_are_returned_on_request(tmp_path: Path
 
 
 def test_a_stop_string_truncates_the_text(tmp_path: Path, fake: FakeVLLM):
-    engine = synced(tmp_path, fake.url)
+    engine = synced_engine(tmp_path, fake.url)
     [unstopped] = ask(engine, PROMPT, temperature=0.0, ignore_eos=True)
     text = LOADED.renderer.decode(unstopped.ids)
     [generation] = ask(engine, PROMPT, temperature=0.0, ignore_eos=True, stop=[text[2:4]])
@@ -141,7 +143,7 @@ def test_a_stop_string_truncates_the_text(tmp_path: Path, fake: FakeVLLM):
 
 
 def test_on_token_is_called_for_every_token(tmp_path: Path, fake: FakeVLLM):
-    engine, streamed = synced(tmp_path, fake.url), []
+    engine, streamed = synced_engine(tmp_path, fake.url), []
 
     async def generate() -> Generation:
         try:
@@ -174,45 +176,45 @@ def test_unsupported_requests_are_refused(
 
 
 def test_a_generation_ends_at_the_end_of_the_context(tmp_path: Path, fake: FakeVLLM):
-    engine = synced(tmp_path, fake.url)
+    engine = synced_engine(tmp_path, fake.url)
     [generation] = ask(engine, [5] * 1022, ignore_eos=True)
     assert len(generation.ids) == 2
     fake.context = 50
-    assert synced(tmp_path, fake.url).context == 50
+    assert synced_engine(tmp_path, fake.url).context == 50
 
 
 # Weights
 
 
 def test_new_weights_are_used_after_an_update(tmp_path: Path, fake: FakeVLLM):
-    engine, other = synced(tmp_path, fake.url), tiny_model(seed=1)
+    engine, new_model = synced_engine(tmp_path, fake.url), tiny_model(seed=1)
     assert engine.fleet.weights
     first = engine.fleet.weights.model
-    weights = publish(engine, other, 2)
+    weights = publish(engine, new_model, 2)
     assert engine.fleet.parity_error <= 1e-4
     assert ask(engine, PROMPT)[0].policy_version == 2
-    assert engine.score(PROMPT) == pytest.approx(parity_check(other.model, PROMPT).logprobs, abs=1e-4)
+    assert engine.score(PROMPT) == pytest.approx(parity_check(new_model.model, PROMPT).logprobs, abs=1e-4)
     assert weights.exists()
     assert not first.exists()
-    paths = [path for path, _ in fake.asked if not path.startswith("/inference")]
+    paths = [path for path, _ in fake.requests if not path.startswith("/inference")]
     update = ["/pause?mode=keep", "/collective_rpc", "/update_weight_version", "/resume"]
     assert paths == ["/v1/models", "/resume", *update, *update]
 
 
 def test_every_weight_update_uses_a_new_cache_salt(tmp_path: Path, fake: FakeVLLM):
-    engine = synced(tmp_path, fake.url)
+    engine = synced_engine(tmp_path, fake.url)
     for version in (1, 2):
         publish(engine, LOADED, version)
         ask(engine, PROMPT)
     ask(engine_of(tmp_path, fake.url), PROMPT)  # another run
-    salts = [body["cache_salt"] for path, body in fake.asked if path == "/inference/v1/generate"]
+    salts = [body["cache_salt"] for path, body in fake.requests if path == "/inference/v1/generate"]
     assert len(set(salts)) == 4  # version 1 was loaded twice
 
 
 def test_an_output_head_that_is_not_updated_is_detected(tmp_path: Path, folder: Path):
     """vLLM 0.32 does this on a CPU if it was started with tied embeddings."""
     with FakeVLLM(folder, "keeps_head") as fake:
-        engine = synced(tmp_path, fake.url)
+        engine = synced_engine(tmp_path, fake.url)
         with pytest.raises(RunError, match=r"after the update to version 2 .* differ by .*tie_word_embeddings"):
             publish(engine, tiny_model(seed=1), 2)
 
@@ -220,14 +222,14 @@ def test_an_output_head_that_is_not_updated_is_detected(tmp_path: Path, folder: 
 def test_an_untied_output_head_is_updated(tmp_path: Path):
     write_served(LOADED, tmp_path / "served")
     with FakeVLLM(tmp_path / "served", "keeps_head") as fake:
-        engine = synced(tmp_path, fake.url)
+        engine = synced_engine(tmp_path, fake.url)
         publish(engine, tiny_model(seed=1), 2)
         assert engine.fleet.parity_error <= 1e-4
 
 
 def test_raw_logprobs_are_detected(tmp_path: Path, folder: Path):
     with FakeVLLM(folder, "raw_logprobs") as fake, pytest.raises(RunError, match="--logprobs-mode processed_logprobs"):
-        synced(tmp_path, fake.url)
+        synced_engine(tmp_path, fake.url)
 
 
 def test_a_parity_error_below_the_tolerance_is_accepted(tmp_path: Path, fake: FakeVLLM):
@@ -244,21 +246,21 @@ def write_weights(path: Path) -> Path:
 
 def test_a_server_without_weight_update_endpoints_is_refused(tmp_path: Path, folder: Path):
     with FakeVLLM(folder, "no_dev_mode") as fake, pytest.raises(RunError, match="VLLM_SERVER_DEV_MODE=1"):
-        synced(tmp_path, fake.url)
+        synced_engine(tmp_path, fake.url)
 
 
 def test_an_unreachable_server_is_reported(tmp_path: Path):
     with pytest.raises(RunError, match=r"vLLM could not start: .* does not answer"):
-        synced(tmp_path, "http://127.0.0.1:9")
+        synced_engine(tmp_path, "http://127.0.0.1:9")
 
 
 def test_the_same_weights_need_no_update(tmp_path: Path, fake: FakeVLLM):
-    engine = synced(tmp_path, fake.url, version=4)
-    count = len(fake.asked)
+    engine = synced_engine(tmp_path, fake.url, version=4)
+    count = len(fake.requests)
     engine.update_weights(4)
-    assert len(fake.asked) == count
+    assert len(fake.requests) == count
     engine.update_weights(5)
-    assert fake.asked[-2] == ("/update_weight_version", {"new_version": "5"})
+    assert fake.requests[-2] == ("/update_weight_version", {"new_version": "5"})
 
 
 # Several servers and failures
@@ -266,24 +268,25 @@ def test_the_same_weights_need_no_update(tmp_path: Path, fake: FakeVLLM):
 
 @pytest.mark.broad
 def test_requests_are_balanced_and_a_next_turn_goes_to_the_same_server(tmp_path: Path, folder: Path):
-    with FakeVLLM(folder) as one, FakeVLLM(folder) as other:
-        engine = synced(tmp_path, one.url, other.url)
+    with FakeVLLM(folder) as first_server, FakeVLLM(folder) as second_server:
+        engine = synced_engine(tmp_path, first_server.url, second_server.url)
         prompts = [[*PROMPT, n] for n in range(10, 18)]
         first = ask(engine, *prompts)
         prompts_by_server = [
-            [body["token_ids"] for path, body in s.asked if "generate" in path][1:] for s in (one, other)
+            [body["token_ids"] for path, body in s.requests if "generate" in path][1:]
+            for s in (first_server, second_server)
         ]
         assert [len(received) for received in prompts_by_server] == [4, 4]
         ask(engine, *[[*prompt, *generation.ids, 9] for prompt, generation in zip(prompts, first, strict=True)])
-        for server, before in zip((one, other), prompts_by_server, strict=True):
-            turns = [body["token_ids"] for path, body in server.asked if "generate" in path][5:]
-            assert sorted(turn[: len(PROMPT) + 1] for turn in turns) == sorted(before)
+        for server, first_prompts in zip((first_server, second_server), prompts_by_server, strict=True):
+            turns = [body["token_ids"] for path, body in server.requests if "generate" in path][5:]
+            assert sorted(turn[: len(PROMPT) + 1] for turn in turns) == sorted(first_prompts)
 
 
 @pytest.mark.parametrize("fault", ["http_500", "abort"])
 def test_a_transient_failure_is_retried(tmp_path: Path, fake: FakeVLLM, fault: str, monkeypatch: pytest.MonkeyPatch):
-    quick(monkeypatch)
-    engine = synced(tmp_path, fake.url)
+    set_backoff(monkeypatch)
+    engine = synced_engine(tmp_path, fake.url)
     fake.faults.append(fault)
     assert ask(engine, PROMPT)[0].ids
     assert not fake.faults
@@ -292,8 +295,8 @@ def test_a_transient_failure_is_retried(tmp_path: Path, fake: FakeVLLM, fault: s
 def test_a_permanent_failure_raises_an_error_after_four_attempts(
     tmp_path: Path, fake: FakeVLLM, monkeypatch: pytest.MonkeyPatch
 ):
-    quick(monkeypatch)
-    engine = synced(tmp_path, fake.url)
+    set_backoff(monkeypatch)
+    engine = synced_engine(tmp_path, fake.url)
     fake.faults += ["http_500"] * 4
     with pytest.raises(InfraError, match="HTTP 500: EngineDeadError") as raised:
         ask(engine, PROMPT)
@@ -303,10 +306,10 @@ def test_a_permanent_failure_raises_an_error_after_four_attempts(
 def test_requests_of_an_unreachable_server_go_to_the_others(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    quick(monkeypatch)
-    with FakeVLLM(folder) as one:
-        with FakeVLLM(folder) as other:
-            engine = synced(tmp_path, one.url, other.url)
+    set_backoff(monkeypatch)
+    with FakeVLLM(folder) as running:
+        with FakeVLLM(folder) as stopped:
+            engine = synced_engine(tmp_path, running.url, stopped.url)
             first = ask(engine, *[[*PROMPT, n] for n in range(10, 18)])
         turns = [[*PROMPT, n, *generation.ids, 9] for n, generation in zip(range(10, 18), first, strict=True)]
         assert [len(generation.ids) > 0 for generation in ask(engine, *turns, *[PROMPT] * 30)] == [True] * 38
@@ -318,10 +321,10 @@ def test_requests_of_an_unreachable_server_go_to_the_others(
 def test_an_external_server_that_was_restarted_gets_its_weights_again(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    quick(monkeypatch)
+    set_backoff(monkeypatch)
     tiny_model(seed=5).save(tmp_path / "others")
     with FakeVLLM(folder) as fake:
-        engine = synced(tmp_path, fake.url)
+        engine = synced_engine(tmp_path, fake.url)
         fake._load(tmp_path / "others")
         fake.version = "default"
         [generation] = ask(engine, PROMPT)
@@ -330,7 +333,7 @@ def test_an_external_server_that_was_restarted_gets_its_weights_again(
 
 
 def test_paused_requests_wait_until_weights_are_replaced(tmp_path: Path, fake: FakeVLLM):
-    engine = synced(tmp_path, fake.url)
+    engine = synced_engine(tmp_path, fake.url)
 
     async def run() -> tuple[bool, int]:
         engine.pause_requests()
@@ -348,8 +351,8 @@ def test_paused_requests_wait_until_weights_are_replaced(tmp_path: Path, fake: F
 
 @pytest.mark.slow
 def test_a_parity_failure_after_a_restart_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    quick(monkeypatch)
-    engine = synced(tmp_path, command=FAKE)
+    set_backoff(monkeypatch)
+    engine = synced_engine(tmp_path, command=FAKE)
     assert engine.fleet.parity_check is not None
     engine.fleet.parity_check = engine.fleet.parity_check._replace(
         logprobs=[logprob - 1 for logprob in engine.fleet.parity_check.logprobs]
@@ -366,7 +369,7 @@ def test_a_parity_failure_after_a_restart_ends_the_run(tmp_path: Path, monkeypat
 
 @pytest.mark.slow
 def test_a_killed_server_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    quick(monkeypatch, 0.1)
+    set_backoff(monkeypatch, 0.1)
     engine = engine_of(tmp_path, command=FAKE, args=["--x", "1"], servers=2)
     publish(engine, LOADED, 7)
     pids = [int(server.log.read_text().split()[1]) for server in engine.fleet.servers]
@@ -385,9 +388,9 @@ def test_a_killed_server_is_restarted(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_other_servers_answer_while_one_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    quick(monkeypatch)
-    engine = synced(tmp_path, command=FAKE, servers=2)
-    first, other = engine.fleet.servers
+    set_backoff(monkeypatch)
+    engine = synced_engine(tmp_path, command=FAKE, servers=2)
+    first, other_server = engine.fleet.servers
     never_ready = VLLMConfig(command=f"{sys.executable} -S -c 'import time; time.sleep(999)'")
     monkeypatch.setattr(first, "config", never_ready)
     first.stop()
@@ -402,13 +405,13 @@ def test_other_servers_answer_while_one_restarts(tmp_path: Path, monkeypatch: py
         return len(generations)
 
     assert asyncio.run(count_generations()) == 10
-    assert (first.starts, first.has_ended, other.has_ended) == (2, True, True)
+    assert (first.starts, first.has_ended, other_server.has_ended) == (2, True, True)
 
 
 @pytest.mark.slow
 def test_a_server_that_keeps_dying_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    quick(monkeypatch)
-    engine = synced(tmp_path, command=FAKE)
+    set_backoff(monkeypatch)
+    engine = synced_engine(tmp_path, command=FAKE)
     monkeypatch.setattr(
         engine.fleet.servers[0],
         "config",

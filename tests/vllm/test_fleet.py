@@ -75,7 +75,7 @@ def test_base_weights_are_loaded_once(tmp_path: Path, fake: FakeVLLM, weights: S
     fleet = fleet_of(fake, tmp_path)
     for version in range(3):
         fleet.update(weights._replace(version=version))
-    methods = [body["method"] for path, body in fake.asked if path == "/collective_rpc"]
+    methods = [body["method"] for path, body in fake.requests if path == "/collective_rpc"]
     # No request has used the adapter since.
     assert methods == [
         "reload_weights",

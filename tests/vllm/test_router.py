@@ -13,10 +13,10 @@ import pytest
 from vllm_server import FakeVLLM
 
 from rove.core.errors import InfraError, RunError
-from rove.vllm import router as spread
+from rove.vllm import router as router_module
 from rove.vllm.router import HealthMonitor, Router
 from rove.vllm.server import DEFAULT_CONFIG, Server, VLLMConfig
-from tests.vllm.test_engine import FAKE, LOADED, PROMPT, ask, publish, quick, synced
+from tests.vllm.test_engine import FAKE, LOADED, PROMPT, ask, publish, set_backoff, synced_engine
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def run_watched(fake: FakeVLLM, seconds: float, excused: bool = False, waits: fl
 @pytest.mark.broad
 def test_a_response_may_take_longer_than_hang_seconds(fake: FakeVLLM):
     assert run_watched(fake, 0.5) == "an answer"
-    assert len([path for path, _ in fake.asked if path == "/weight_info"]) > 8
+    assert len([path for path, _ in fake.requests if path == "/weight_info"]) > 8
 
 
 def test_a_server_with_a_silent_engine_is_hung(fake: FakeVLLM):
@@ -84,9 +84,9 @@ def test_a_canceled_request_raises_no_server_error(fake: FakeVLLM):
 
 @pytest.mark.broad
 def test_requests_of_a_hung_server_go_to_the_others(tmp_path: Path, fake: FakeVLLM, monkeypatch: pytest.MonkeyPatch):
-    quick(monkeypatch)
-    with FakeVLLM(tmp_path / "model") as other:
-        engine = synced(tmp_path, fake.url, other.url, hang_seconds=1.0)
+    set_backoff(monkeypatch)
+    with FakeVLLM(tmp_path / "model") as healthy:
+        engine = synced_engine(tmp_path, fake.url, healthy.url, hang_seconds=1.0)
         fake.faults.append("hangs")
         assert all(generation.ids for generation in ask(engine, *[[*PROMPT, n] for n in range(10, 20)]))
         with pytest.raises(RunError, match=r"weights of version 2 were not loaded: .* does not answer POST /pause"):
@@ -97,8 +97,8 @@ def test_requests_of_a_hung_server_go_to_the_others(tmp_path: Path, fake: FakeVL
 
 
 def test_a_single_hung_server_is_named_in_the_error(tmp_path: Path, fake: FakeVLLM, monkeypatch: pytest.MonkeyPatch):
-    quick(monkeypatch)
-    engine = synced(tmp_path, fake.url, hang_seconds=0.3)
+    set_backoff(monkeypatch)
+    engine = synced_engine(tmp_path, fake.url, hang_seconds=0.3)
     fake.faults.append("hangs")
     with pytest.raises(InfraError, match=rf"the vLLM server at {fake.url} fails: .*it hangs.*vllm.hang_seconds"):
         ask(engine, PROMPT)
@@ -106,8 +106,8 @@ def test_a_single_hung_server_is_named_in_the_error(tmp_path: Path, fake: FakeVL
 
 @pytest.mark.slow
 def test_a_hung_server_that_rove_started_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    quick(monkeypatch)
-    engine = synced(tmp_path, command=FAKE, hang_seconds=1.0)
+    set_backoff(monkeypatch)
+    engine = synced_engine(tmp_path, command=FAKE, hang_seconds=1.0)
     [server] = engine.fleet.servers
     stopped = [int(server.log.read_text().split()[1])]
     os.kill(stopped[0], signal.SIGSTOP)
@@ -150,7 +150,7 @@ def test_a_next_turn_goes_to_the_server_of_the_previous_turn(tmp_path: Path):
 
 
 def test_the_number_of_remembered_prefixes_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(spread, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(router_module, "MAX_REMEMBERED", 2)
     servers = three_servers(tmp_path)
     router = Router(servers)
     for first in (1, 2, 3):

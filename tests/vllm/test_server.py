@@ -217,11 +217,11 @@ def test_only_the_end_of_a_long_log_is_read(tmp_path: Path):
     assert server.log_tail().endswith("\nthe last line")
 
 
-@pytest.mark.parametrize("said", LOG_HINTS)
-def test_known_log_messages_get_a_hint(tmp_path: Path, said: str):
+@pytest.mark.parametrize("message", LOG_HINTS)
+def test_known_log_messages_get_a_hint(tmp_path: Path, message: str):
     server = Server(None, VLLMConfig(), 0, tmp_path)
-    server.log.write_text("x" * 500 + f"Error: {said} (20.5/23.5 GiB)\n" + "at a line\n" * 50)
-    assert server.log_tail().endswith(f"\n{LOG_HINTS[said]}")
+    server.log.write_text("x" * 500 + f"Error: {message} (20.5/23.5 GiB)\n" + "at a line\n" * 50)
+    assert server.log_tail().endswith(f"\n{LOG_HINTS[message]}")
 
 
 def test_a_server_that_is_never_ready_times_out(tmp_path: Path):

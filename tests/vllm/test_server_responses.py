@@ -57,8 +57,8 @@ def test_max_differences_between_a_server_and_the_parity_check():
 def test_top_logprobs_are_sorted_and_exclude_the_sampled_token():
     response = vllm_response([5], [("1", 0, 1)])
     sampled = {"token_id": 5, "logprob": -3.0}
-    others = [{"token_id": 6, "logprob": -0.5}, {"token_id": 7, "logprob": -1.5}]
-    response["choices"][0]["logprobs"]["content"][0]["top_logprobs"] = [sampled, *others]
+    alternatives = [{"token_id": 6, "logprob": -0.5}, {"token_id": 7, "logprob": -1.5}]
+    response["choices"][0]["logprobs"]["content"][0]["top_logprobs"] = [sampled, *alternatives]
     sampling = SamplingParams(logprobs=2)
     assert parse_generation(response, [1], sampling, StopChecker(sampling, 8), 1).top_logprobs == [
         [(6, -0.5), (7, -1.5)]

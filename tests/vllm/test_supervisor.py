@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rove.vllm import supervisor as keeper
+from rove.vllm import supervisor as supervisor_module
 
 GRANDCHILD = """
 import subprocess, sys, time
@@ -23,9 +23,18 @@ time.sleep(60)
 
 
 @pytest.fixture
-def kept() -> Iterator[subprocess.Popen[str]]:
+def supervisor() -> Iterator[subprocess.Popen[str]]:
     """A supervisor of a program that has a child process."""
-    arguments = [sys.executable, "-I", "-S", str(Path(keeper.__file__)), sys.executable, "-S", "-c", GRANDCHILD]
+    arguments = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(Path(supervisor_module.__file__)),
+        sys.executable,
+        "-S",
+        "-c",
+        GRANDCHILD,
+    ]
     process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     yield process
     process.kill()
@@ -47,19 +56,19 @@ def is_gone(pid: int) -> bool:
     return False
 
 
-def test_the_command_and_its_children_end_when_stdin_is_closed(kept: subprocess.Popen[str]):
-    assert kept.stdin
-    assert kept.stdout
-    grandchild = int(kept.stdout.readline())
+def test_the_command_and_its_children_end_when_stdin_is_closed(supervisor: subprocess.Popen[str]):
+    assert supervisor.stdin
+    assert supervisor.stdout
+    grandchild = int(supervisor.stdout.readline())
     os.kill(grandchild, 0)
-    kept.stdin.close()
+    supervisor.stdin.close()
     assert is_gone(grandchild)
-    assert kept.wait(10) == 128 + signal.SIGTERM
+    assert supervisor.wait(10) == 128 + signal.SIGTERM
 
 
 def test_child_processes_left_by_the_command_are_ended():
     command = "import subprocess, sys; print(subprocess.Popen(['sleep', '60'], stdout=2).pid); sys.exit(3)"
-    arguments = [sys.executable, "-I", "-S", str(Path(keeper.__file__)), sys.executable, "-S", "-c", command]
+    arguments = [sys.executable, "-I", "-S", str(Path(supervisor_module.__file__)), sys.executable, "-S", "-c", command]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         child = int(process.stdout.readline())
@@ -67,9 +76,9 @@ def test_child_processes_left_by_the_command_are_ended():
     assert is_gone(child)
 
 
-def test_sigterm_is_forwarded_to_the_command(kept: subprocess.Popen[str]):
-    assert kept.stdout
-    grandchild = int(kept.stdout.readline())
-    kept.terminate()
-    assert kept.wait(10) == 128 + signal.SIGTERM
+def test_sigterm_is_forwarded_to_the_command(supervisor: subprocess.Popen[str]):
+    assert supervisor.stdout
+    grandchild = int(supervisor.stdout.readline())
+    supervisor.terminate()
+    assert supervisor.wait(10) == 128 + signal.SIGTERM
     assert is_gone(grandchild)

@@ -112,11 +112,11 @@ def test_unset_parameters_are_omitted_except_max_tokens():
 
 
 @pytest.mark.parametrize(
-    "given", [{"min_p": 0.1}, {"presence_penalty": 1}, {"response_format": {"type": "json_object"}}]
+    "parameters", [{"min_p": 0.1}, {"presence_penalty": 1}, {"response_format": {"type": "json_object"}}]
 )
-def test_parameters_that_the_api_lacks_are_refused(given: dict[str, Any]):
-    with pytest.raises(ConfigError, match=rf"{next(iter(given))} is .*; expected none, Anthropic's Messages API"):
-        request_body(Request([], SamplingParams(**given)))
+def test_parameters_that_the_api_lacks_are_refused(parameters: dict[str, Any]):
+    with pytest.raises(ConfigError, match=rf"{next(iter(parameters))} is .*; expected none, Anthropic's Messages API"):
+        request_body(Request([], SamplingParams(**parameters)))
     neutral = SamplingParams(top_k=-1, logprobs=2, prompt_logprobs=1, repetition_penalty=1.0)
     assert request_body(Request([], neutral)) == {"max_tokens": DEFAULT_MAX_TOKENS, "messages": []}
 
@@ -396,7 +396,7 @@ def test_a_forced_tool_call_is_sent():
         request_body(Request([UserMessage("a")], tools=tools, tool_choice=ToolChoice(("f", "g"))))
 
 
-@pytest.mark.parametrize("given", [{"chat_template_kwargs": {"a": 1}}, {"add_generation_prompt": False}])
-def test_chat_template_arguments_are_refused(given: Any):
-    with pytest.raises(ConfigError, match=f"{next(iter(given))} is given, but .* has no such argument"):
-        request_body(Request([UserMessage("a")], **given))
+@pytest.mark.parametrize("arguments", [{"chat_template_kwargs": {"a": 1}}, {"add_generation_prompt": False}])
+def test_chat_template_arguments_are_refused(arguments: Any):
+    with pytest.raises(ConfigError, match=f"{next(iter(arguments))} is given, but .* has no such argument"):
+        request_body(Request([UserMessage("a")], **arguments))

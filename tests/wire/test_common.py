@@ -108,7 +108,7 @@ def test_build_response_accepts_an_empty_answer_that_the_model_ended():
 
 
 @each_row(
-    ("given_ids", "kept"),
+    ("given_ids", "kept_ids"),
     [
         (["a", "b"], ["a", "b"]),
         (["a", "a", "b"], ["a", None, "b"]),
@@ -117,11 +117,11 @@ def test_build_response_accepts_an_empty_answer_that_the_model_ended():
         ([True, 1.5, ["x"]], [None, None, None]),
     ],
 )
-def test_calls_get_unique_ids_and_keep_the_ids_of_the_server(given_ids: list[Any], kept: list[str | None]):
+def test_calls_get_unique_ids_and_keep_the_ids_of_the_server(given_ids: list[Any], kept_ids: list[str | None]):
     calls = [{"id": id, "function": {"name": "f", "arguments": "{}"}} for id in given_ids]
     ids = [call["id"] for call in normalized_calls(calls)]
     assert len(set(ids)) == len(ids) and all(isinstance(id, str) and id for id in ids)
-    assert all(kept_id in (None, id) for kept_id, id in zip(kept, ids, strict=True))
+    assert all(kept_id in (None, id) for kept_id, id in zip(kept_ids, ids, strict=True))
     assert ids == [call["id"] for call in normalized_calls(calls)]
 
 

@@ -87,11 +87,11 @@ def test_the_prompt_is_unchanged_by_encoding_and_decoding(text: str):
 
 
 @pytest.mark.parametrize(
-    ("said", "ours"), [("stop", "stop"), ("length", "length"), ("content_filter", "stop"), (None, "stop")]
+    ("theirs", "ours"), [("stop", "stop"), ("length", "length"), ("content_filter", "stop"), (None, "stop")]
 )
-def test_read_response(said: str | None, ours: str):
-    body = completion_json(" a time", said)
-    if said:
+def test_read_response(theirs: str | None, ours: str):
+    body = completion_json(" a time", theirs)
+    if theirs:
         Completion.model_validate(body, strict=True)
     response = read_response(body)
     assert response.message == {"role": "assistant", "content": " a time"}

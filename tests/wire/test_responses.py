@@ -154,11 +154,11 @@ def test_response_format_and_logprobs_are_sent_under_the_apis_names():
 
 
 @pytest.mark.parametrize(
-    "given", [{"top_k": 5}, {"logit_bias": {1: 2.0}}, {"ignore_eos": True}, {"structured_outputs": {"regex": "a"}}]
+    "parameters", [{"top_k": 5}, {"logit_bias": {1: 2.0}}, {"ignore_eos": True}, {"structured_outputs": {"regex": "a"}}]
 )
-def test_parameters_that_the_api_lacks_are_refused(given: dict[str, Any]):
-    with pytest.raises(ConfigError, match=rf"{next(iter(given))} is .*; expected none, OpenAI's Responses API"):
-        request_body(Request([], SamplingParams(**given)))
+def test_parameters_that_the_api_lacks_are_refused(parameters: dict[str, Any]):
+    with pytest.raises(ConfigError, match=rf"{next(iter(parameters))} is .*; expected none, OpenAI's Responses API"):
+        request_body(Request([], SamplingParams(**parameters)))
 
 
 def test_neutral_parameters_are_not_refused():
@@ -423,7 +423,7 @@ def test_a_forced_tool_call_is_sent():
         request_body(Request([UserMessage("a")], tools=tools, tool_choice=ToolChoice(("f", "g"))))
 
 
-@pytest.mark.parametrize("given", [{"chat_template_kwargs": {"a": 1}}, {"add_generation_prompt": False}])
-def test_chat_template_arguments_are_refused(given: Any):
-    with pytest.raises(ConfigError, match=f"{next(iter(given))} is given, but .* has no such argument"):
-        request_body(Request([UserMessage("a")], **given))
+@pytest.mark.parametrize("arguments", [{"chat_template_kwargs": {"a": 1}}, {"add_generation_prompt": False}])
+def test_chat_template_arguments_are_refused(arguments: Any):
+    with pytest.raises(ConfigError, match=f"{next(iter(arguments))} is given, but .* has no such argument"):
+        request_body(Request([UserMessage("a")], **arguments))

@@ -148,12 +148,12 @@ def test_choices_have_consecutive_seeds_starting_at_the_given_one():
 
 
 def test_completion_prompts_may_be_texts_or_token_ids():
-    def prompts(given: Any) -> list[Any]:
+    def prompts(prompt: Any) -> list[Any]:
         return [
-            choice.request.text or choice.prompt_ids for choice in completions.read_request({"prompt": given}).choices
+            choice.request.text or choice.prompt_ids for choice in completions.read_request({"prompt": prompt}).choices
         ]
 
-    assert [prompts(given) for given in ("a", ["a", "b"], [1, 2], [[1], [2]])] == [
+    assert [prompts(prompt) for prompt in ("a", ["a", "b"], [1, 2], [[1], [2]])] == [
         ["a"],
         ["a", "b"],
         [[1, 2]],

@@ -142,8 +142,8 @@ def test_tool_choice():
         "tools": [{"name": "f", "input_schema": {}}],
     }
 
-    def choice(**given: Any) -> ToolChoice | None:
-        return read_request({**body, "tool_choice": given}).choices[0].request.tool_choice
+    def choice(**tool_choice: Any) -> ToolChoice | None:
+        return read_request({**body, "tool_choice": tool_choice}).choices[0].request.tool_choice
 
     assert choice(type="any") == ToolChoice(("f",))
     assert (
@@ -160,7 +160,7 @@ def test_tool_choice():
 
 
 @each_row(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "Expected `int` >= 1"),
@@ -171,8 +171,8 @@ def test_tool_choice():
         ({"system": [{"type": "image"}]}, "system has the block"),
     ],
 )
-def test_unsupported_requests_are_refused(fields: dict[str, Any], said: str):
-    with pytest.raises(ConfigError, match=said):
+def test_unsupported_requests_are_refused(fields: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
         read_request({"max_tokens": 5, "messages": [{"role": "user", "content": "a"}], **fields})
 
 

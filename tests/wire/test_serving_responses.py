@@ -122,7 +122,7 @@ def test_response_format_and_tool_choice():
 
 
 @each_row(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({}, "missing required field `input`"),
         ({"input": []}, "length >= 1"),
@@ -138,6 +138,6 @@ def test_response_format_and_tool_choice():
         ({"input": [{"type": "function_call", "name": "f"}]}, "tool_calls"),
     ],
 )
-def test_unsupported_requests_are_refused(body: Any, said: str):
-    with pytest.raises(ConfigError, match=said):
+def test_unsupported_requests_are_refused(body: Any, message: str):
+    with pytest.raises(ConfigError, match=message):
         read_request(body)

@@ -25,7 +25,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
 
 
 def test_each_worker_is_a_process_that_has_loaded_the_module(workers: Workers) -> None:
-    async def go() -> None:
+    async def main() -> None:
         first, second = await workers.open(), await workers.open()
         assert len({os.getpid(), await first.call("pid"), await second.call("pid")}) == 3
         assert await first.call("add", number=2) == 2
@@ -33,21 +33,21 @@ def test_each_worker_is_a_process_that_has_loaded_the_module(workers: Workers) -
         assert await second.call("add", number=1) == 1
         assert await second.call("echo", value=[1, "ü"]) == [1, "ü"]
 
-    asyncio.run(go())
+    asyncio.run(main())
     assert workers.setup_result["args"] == {"size": 3}
 
 
 def test_a_call_that_takes_too_long_kills_its_process_alone(workers: Workers) -> None:
-    async def go() -> None:
-        slow, other = await workers.open(), await workers.open()
+    async def main() -> None:
+        slow, idle = await workers.open(), await workers.open()
         with pytest.raises(WorkerError, match="did not end within 0.2 s"):
             await slow.call("spin", timeout=0.2)
-        assert await other.call("add", number=1) == 1
+        assert await idle.call("add", number=1) == 1
         with pytest.raises(WorkerError, match="its process ended"):
-            await other.call("leave", status=4)
+            await idle.call("leave", status=4)
         assert "exit code 4" in await workers.exit_report(2)
 
-    asyncio.run(go())
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_a_module_that_does_not_load(workers: Workers, trouble: str, kind: type[
 
 @pytest.mark.broad
 def test_processes_end_when_nothing_refers_to_them(workers: Workers) -> None:
-    async def go() -> int:
+    async def main() -> int:
         dropped = Workers(MODULE)
         return await (await dropped.open()).call("pid")
 
-    pid = asyncio.run(go())
+    pid = asyncio.run(main())
     gc.collect()
     deadline = time.monotonic() + 30
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:

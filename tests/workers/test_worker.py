@@ -22,13 +22,13 @@ async def test_a_worker_that_is_closed_while_it_connects_leaves_the_number_of_it
     for _ in range(ticks):
         await asyncio.sleep(0)
     worker.close()
-    others = [socket.socketpair() for _ in range(4)]
-    writers = [(await asyncio.open_connection(sock=one))[1] for one, _ in others]
+    socket_pairs = [socket.socketpair() for _ in range(4)]
+    writers = [(await asyncio.open_connection(sock=near_end))[1] for near_end, _ in socket_pairs]
     with pytest.raises(WorkerError):
         await call
     assert ours.fileno() == -1
     for writer in writers:
         writer.close()
-    for _, other in others:
-        other.close()
+    for _, far_end in socket_pairs:
+        far_end.close()
     theirs.close()

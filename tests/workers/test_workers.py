@@ -45,7 +45,7 @@ def wait_for_exit(pid: int, seconds: float = 30.0) -> bool:
 
 
 def test_each_worker_keeps_its_own_state(workers: Workers) -> None:
-    async def go() -> list[int]:
+    async def main() -> list[int]:
         first, second = await workers.open(), await workers.open()
         results = [
             await first.call("add", number=2),
@@ -55,20 +55,20 @@ def test_each_worker_keeps_its_own_state(workers: Workers) -> None:
         assert await first.call("pid") != await second.call("pid")
         return results
 
-    assert asyncio.run(go()) == [2, 5, 1]
+    assert asyncio.run(main()) == [2, 5, 1]
 
 
 def test_output_does_not_disturb_the_protocol(workers: Workers) -> None:
     value = {"text": "é" * 300_000, "none": None, "list": [1, 2.5, True]}
 
-    async def go() -> object:
+    async def main() -> object:
         return await (await workers.open()).call("echo", value=value)
 
-    assert asyncio.run(go()) == value
+    assert asyncio.run(main()) == value
 
 
 def test_exceptions_are_returned_and_the_worker_stays_usable(workers: Workers) -> None:
-    async def go() -> list[str]:
+    async def main() -> list[str]:
         worker, results = await workers.open(), []
         for name, args in (
             ("divide", {"by": 0}),
@@ -85,7 +85,7 @@ def test_exceptions_are_returned_and_the_worker_stays_usable(workers: Workers) -
         return [error.type for error in results]
 
     types = ["ZeroDivisionError", "SystemExit", "TypeError", "AttributeError", "TypeError"]
-    assert asyncio.run(go()) == types
+    assert asyncio.run(main()) == types
 
 
 @pytest.mark.parametrize(
@@ -93,32 +93,32 @@ def test_exceptions_are_returned_and_the_worker_stays_usable(workers: Workers) -
     [("die", {}, "SIGSEGV"), ("leave", {"status": 4}, "exit code 4"), ("leave", {"status": 0}, "exit code 0")],
 )
 def test_the_exit_of_a_worker_fails_only_its_own_calls(workers: Workers, name: str, args: dict, message: str) -> None:
-    async def go() -> None:
-        worker, other = await workers.open(), await workers.open()
-        assert await other.call("add", number=1) == 1
+    async def main() -> None:
+        worker, neighbor = await workers.open(), await workers.open()
+        assert await neighbor.call("add", number=1) == 1
         with pytest.raises(WorkerError, match=message) as raised:
             await worker.call(name, **args)
         assert name != "die" or "the last thing I say" in str(raised.value)
         with pytest.raises(WorkerError, match="its process ended"):
             await worker.call("add", number=1)
-        assert await other.call("add", number=1) == 2
+        assert await neighbor.call("add", number=1) == 2
 
-    asyncio.run(go())
+    asyncio.run(main())
 
 
 def test_a_timeout_kills_the_worker(workers: Workers) -> None:
-    async def go() -> int:
+    async def main() -> int:
         worker = await workers.open()
         pid = await worker.call("pid")
         with pytest.raises(WorkerError, match=r"spin\({}\) did not end within 0.2 s"):
             await worker.call("spin", timeout=0.2)
         return pid
 
-    assert wait_for_exit(asyncio.run(go()))
+    assert wait_for_exit(asyncio.run(main()))
 
 
 def test_canceling_a_call_kills_the_worker(workers: Workers) -> None:
-    async def go() -> int:
+    async def main() -> int:
         worker = await workers.open()
         pid = await worker.call("pid")
         with pytest.raises(TimeoutError):
@@ -126,11 +126,11 @@ def test_canceling_a_call_kills_the_worker(workers: Workers) -> None:
         assert worker.is_closed
         return pid
 
-    assert wait_for_exit(asyncio.run(go()))
+    assert wait_for_exit(asyncio.run(main()))
 
 
 def test_child_processes_end_with_their_worker(workers: Workers) -> None:
-    async def go() -> list[int]:
+    async def main() -> list[int]:
         closed, remaining = await workers.open(), await workers.open()
         children = [await closed.call("child"), await remaining.call("child")]
         assert all(map(is_running, children))
@@ -139,7 +139,7 @@ def test_child_processes_end_with_their_worker(workers: Workers) -> None:
             await remaining.call("leave", status=0)
         return children
 
-    assert all(map(wait_for_exit, asyncio.run(go())))
+    assert all(map(wait_for_exit, asyncio.run(main())))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -163,16 +163,16 @@ def test_acquired_workers_are_limited_reused_and_replaced(workers: Workers) -> N
                 return None
             return await worker.call("pid")
 
-    async def go() -> list[int | None]:
+    async def main() -> list[int | None]:
         return await asyncio.gather(*map(get_pid, range(12)))
 
-    pids = asyncio.run(go())
+    pids = asyncio.run(main())
     assert len(set(pids) - {None}) <= 3 and pids[5] is None
-    assert asyncio.run(go())[5] is None  # in another event loop
+    assert asyncio.run(main())[5] is None  # in another event loop
 
 
 def test_close_ends_all_workers_and_open_starts_again(workers: Workers) -> None:
-    async def go() -> int:
+    async def main() -> int:
         worker = await workers.open()
         pid = await worker.call("pid")
         pending_call = asyncio.create_task(worker.call("spin"))
@@ -182,12 +182,12 @@ def test_close_ends_all_workers_and_open_starts_again(workers: Workers) -> None:
             await pending_call
         return pid
 
-    assert wait_for_exit(asyncio.run(go()))
-    assert wait_for_exit(asyncio.run(go()))
+    assert wait_for_exit(asyncio.run(main()))
+    assert wait_for_exit(asyncio.run(main()))
 
 
 def test_a_killed_fork_server_ends_its_workers_and_is_replaced(workers: Workers) -> None:
-    async def go() -> tuple[int, int]:
+    async def main() -> tuple[int, int]:
         worker = await workers.open()
         pid = await worker.call("pid")
         server = workers._server
@@ -201,8 +201,8 @@ def test_a_killed_fork_server_ends_its_workers_and_is_replaced(workers: Workers)
         replacement = await workers.open()
         return pid, await replacement.call("pid")
 
-    before, after = asyncio.run(go())
-    assert wait_for_exit(before) and before != after
+    old_pid, new_pid = asyncio.run(main())
+    assert wait_for_exit(old_pid) and old_pid != new_pid
 
 
 def test_workers_end_with_the_parent_process() -> None:
@@ -226,13 +226,13 @@ def test_workers_end_with_the_parent_process() -> None:
 
 @pytest.mark.broad
 def test_workers_end_when_the_object_is_garbage_collected() -> None:
-    async def go() -> tuple[int, int]:
+    async def main() -> tuple[int, int]:
         workers = Workers(MODULE)
         worker = await workers.open()
         assert workers._server is not None
         return await worker.call("pid"), workers._server.process.pid
 
-    pids = asyncio.run(go())
+    pids = asyncio.run(main())
     gc.collect()
     assert all(map(wait_for_exit, pids))
 
@@ -275,11 +275,11 @@ def test_random_state_variables_and_memory_are_separate(workers: Workers, monkey
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     random_state_before = random.getstate()
 
-    async def go(workers: Workers) -> tuple[float, dict[str, str]]:
+    async def main(workers: Workers) -> tuple[float, dict[str, str]]:
         worker = await workers.open()
         return await worker.call("draw", seed=3), await worker.call("variables")
 
-    drawn, variables = asyncio.run(go(workers))
+    drawn, variables = asyncio.run(main(workers))
     assert drawn == random.Random(3).random() and random.getstate() == random_state_before
     assert "PATH" in variables and "OPENAI_API_KEY" not in variables and variables["PYTHONHASHSEED"] == "0"
 
@@ -320,7 +320,7 @@ def test_a_worker_can_call_back_and_answer_concurrently(tmp_path: Path) -> None:
             raise ValueError("negative")
         return args["value"] * 2
 
-    async def go(answer: Callable[[str, dict], Awaitable[object]] | None) -> list[object]:
+    async def main(answer: Callable[[str, dict], Awaitable[object]] | None) -> list[object]:
         workers = Workers(module)
         worker: Worker = await workers.open(answer)
         try:
@@ -328,25 +328,25 @@ def test_a_worker_can_call_back_and_answer_concurrently(tmp_path: Path) -> None:
         finally:
             workers.close()
 
-    results = asyncio.run(go(double))
+    results = asyncio.run(main(double))
     assert results[0] == 2 and results[2] == 6
     assert results[1] == {"type": "ValueError", "message": "negative", "traceback": ""}
-    assert "no handler for its call of 'double'" in str(asyncio.run(go(None)))
+    assert "no handler for its call of 'double'" in str(asyncio.run(main(None)))
 
 
 def test_concurrent_calls_before_the_fork_server_has_started(workers: Workers) -> None:
     async def add_one() -> int:
         return await (await workers.open()).call("add", number=1)
 
-    async def go() -> list[int]:
+    async def main() -> list[int]:
         return await asyncio.gather(*(add_one() for _ in range(8)))
 
-    assert asyncio.run(go()) == [1] * 8
+    assert asyncio.run(main()) == [1] * 8
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans find their parent's parent on Linux alone")
 def test_a_daemon_ends_with_the_worker_that_started_it(workers: Workers) -> None:
-    async def go() -> None:
+    async def main() -> None:
         first, second = await workers.open(), await workers.open()
         daemon = await first.call("daemon")
         exited = await second.call("pid")
@@ -358,4 +358,4 @@ def test_a_daemon_ends_with_the_worker_that_started_it(workers: Workers) -> None
         first.close()
         assert wait_for_exit(daemon)
 
-    asyncio.run(go())
+    asyncio.run(main())

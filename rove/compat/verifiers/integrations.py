@@ -20,6 +20,7 @@ from rove.compat.verifiers.release import outdated
 from rove.compat.verifiers.rubrics import Rubric
 from rove.compat.verifiers.types import State
 from rove.integrations import require_library
+from rove.integrations.environments.gym import close_env
 from rove.integrations.environments.open_env import Session
 from rove.integrations.environments.reasoning import ReasoningGymEnv as RoveReasoningGymEnv
 from rove.integrations.known_defects import warn_of_known_defects, warn_of_seed_overlap
@@ -392,7 +393,7 @@ class GymEnv(MultiTurnEnv):
         try:
             rows = [self._row(env, seed) for seed in range(self.seed, self.seed + num_rows)]
         finally:
-            _close(env)
+            close_env(env)
         return _tables(rows, self.num_train_episodes)
 
     def _row(self, env: Any, seed: int) -> dict[str, str]:
@@ -443,10 +444,4 @@ class GymEnv(MultiTurnEnv):
     @cleanup
     async def cleanup_env(self, state: State) -> None:
         """Close the episode's environment."""
-        _close(state.pop("gym_env", None))
-
-
-def _close(env: Any) -> None:
-    close = getattr(env, "close", None)
-    if close is not None:
-        close()
+        close_env(state.pop("gym_env", None))

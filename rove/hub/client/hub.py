@@ -42,12 +42,11 @@ class EnvironmentEntry(msgspec.Struct, kw_only=True):
 
 
 class Index(msgspec.Struct, kw_only=True):
-    """A hub's list of environments; `search` is the path of its search API, if it has one."""
+    """A hub's list of environments."""
 
     schema: int
     hub: str = ""
     environments: list[EnvironmentEntry]
-    search: str | None = None
 
 
 class HubFile(msgspec.Struct, kw_only=True, frozen=True):
@@ -175,13 +174,11 @@ class Hub:
         query = {"q": words, "tag": tag or "", "limit": limit, "offset": offset}
         if self._transport.has_api:
             try:
-                return await self._search_server(SEARCH, query)
+                return await self._search_server(query)
             except HubError as error:  # a static hub: download the whole list
                 if error.status in HUB_REFUSAL_STATUSES:
                     raise
         index = await self.index()
-        if self._transport.has_api and index.search not in (None, SEARCH):
-            return await self._search_server(index.search, query)
         lower_words = words.lower().split()
 
         def matches(entry: EnvironmentEntry) -> bool:
@@ -291,15 +288,13 @@ class Hub:
         """Return "owner" and "scopes" of the token."""
         return await self._transport.call("GET", "/api/me")
 
-    async def _search_server(self, path: str, query: Mapping[str, object]) -> tuple[list[EnvironmentEntry], int]:
+    async def _search_server(self, query: Mapping[str, object]) -> tuple[list[EnvironmentEntry], int]:
         """Query the hub's search API."""
-        if not path.startswith("/") or path.startswith("//"):
-            raise HubError(f"{self.where}/index.json has the search path '{path}'; expected a path like {SEARCH}")
-        answer = await self._transport.call("GET", f"{path}?{urlencode(query)}")
+        answer = await self._transport.call("GET", f"{SEARCH}?{urlencode(query)}")
         try:
             result = msgspec.convert(answer, _SearchResult)
         except msgspec.ValidationError as error:
-            raise HubError(f"{self.where}{path} is not a valid hub response: {error}") from None
+            raise HubError(f"{self.where}{SEARCH} is not a valid hub response: {error}") from None
         return result.environments, result.total
 
     async def _has_manifest(self, reference: Reference, manifest: bytes) -> bool:

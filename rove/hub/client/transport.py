@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
+from rove.clients.endpoint import TemporaryError, requested_pause, retry_delay
 from rove.core.errors import ConfigError, HubError, InfraError
 from rove.core.masking import NO_KEY, Secrets
 from rove.core.plain import UNREADABLE, JsonValue
@@ -21,8 +22,7 @@ RETRIES = 3
 """Maximum number of retries of a request after temporary failures."""
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TOTAL_TIMEOUT_S = 10.0, 30.0, 1800.0
 """Time limits in seconds for connecting, for waiting for the next byte, and for a whole response."""
-BACKOFF_S, MAX_BACKOFF_S = 0.5, 8.0
-MAX_RETRY_AFTER_S = 60.0
+BACKOFF_S = 0.5
 CHUNK_BYTES = 1 << 18
 MAX_RESPONSE_BYTES = 16 << 20
 """Maximum size of an API response."""
@@ -163,11 +163,11 @@ class HttpTransport:
         attempts = 0
         while True:
             attempts += 1
-            wait = 0.0
+            retry_after = 0.0
             try:
                 return await attempt()
-            except _TemporaryError as error:
-                message, wait = str(error), error.wait
+            except TemporaryError as error:
+                message, retry_after = str(error), error.retry_after
             except TimeoutError:
                 message = "no response in time"
             except aiohttp.InvalidURL as error:
@@ -178,8 +178,7 @@ class HttpTransport:
                 raise InfraError(
                     f"no response from the hub {self.where} ({path}) after {attempts} attempts; last error: {message}"
                 )
-            pause = min(self.backoff * 2 ** (attempts - 1), MAX_BACKOFF_S) * self._jitter.uniform(0.5, 1.0)
-            await asyncio.sleep(max(pause, wait))
+            await asyncio.sleep(retry_delay(attempts, self.backoff, retry_after, self._jitter))
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -198,19 +197,13 @@ class HttpTransport:
         message = self._secrets.mask_text(_error_text(await reply.content.read(1 << 14)))
         description = f"HTTP {reply.status} from {self.where}{path}" + (f": {message}" if message else "")
         if reply.status in RETRYABLE_STATUSES:
-            return _TemporaryError(description, _retry_after(reply.headers))
+            return TemporaryError(description, requested_pause(reply.headers))
         if reply.status in (404, 410):
             return NotFoundError(description)
         hint = _HINTS.get(reply.status)
         error = HubError(f"{description} ({hint})" if hint else description)
         error.status = reply.status
         return error
-
-
-class _TemporaryError(Exception):
-    def __init__(self, message: str, wait: float):
-        super().__init__(message)
-        self.wait = wait
 
 
 def _error_text(answer: bytes) -> str:
@@ -222,10 +215,3 @@ def _error_text(answer: bytes) -> str:
     message = str(body.get("error", ""))[:1000] if isinstance(body, dict) else ""
     # Control characters of a server must not reach the terminal.
     return "".join(c if c.isprintable() else " " for c in message)
-
-
-def _retry_after(headers: Mapping[str, str]) -> float:
-    try:
-        return min(max(float(headers.get("Retry-After", "0")), 0.0), MAX_RETRY_AFTER_S)
-    except ValueError:  # HTTP also allows a date
-        return 0.0

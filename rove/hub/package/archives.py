@@ -463,8 +463,6 @@ class Package:
 
     manifest: Manifest
     wheel: Wheel
-    signed_by: str | None
-    """Public key of its signature; None if unsigned."""
 
 
 def verify(folder: Path, keys: Collection[str] | None = None) -> Package:
@@ -474,9 +472,8 @@ def verify(folder: Path, keys: Collection[str] | None = None) -> Package:
     valid.
     """
     content = _read(folder / MANIFEST, limits.MAX_MANIFEST_BYTES)
-    signed_by = None
     if (folder / SIGNATURE).exists():
-        signed_by = check_signature(content, _read(folder / SIGNATURE, limits.MAX_SIGNATURE_BYTES), keys)
+        check_signature(content, _read(folder / SIGNATURE, limits.MAX_SIGNATURE_BYTES), keys)
     elif keys is not None:
         raise PackageError(
             f"{folder} is not signed ({SIGNATURE} is missing); expected a signature by one of {len(keys)} keys"
@@ -487,7 +484,7 @@ def verify(folder: Path, keys: Collection[str] | None = None) -> Package:
     readme = folder / README
     if readme.exists() and readme.read_bytes() != wheel.readme.encode():
         raise PackageError(f"{readme} differs from the README in the wheel; delete it, or build the package again")
-    return Package(manifest, wheel, signed_by)
+    return Package(manifest, wheel)
 
 
 def _read(file: Path, max_bytes: int) -> bytes:

@@ -99,6 +99,17 @@ class Needs(Struct, kw_only=True, frozen=True):
     """Names of environment variables, never values."""
     sandbox: bool = False
 
+    @property
+    def description(self) -> str:
+        """The requirements in words."""
+        requirements: list[str] = []
+        if self.network:
+            requirements.append("network access")
+        if self.sandbox:
+            requirements.append("a sandbox")
+        requirements += [f"key {name}" for name in self.secrets]
+        return ", ".join(requirements) or "no network, no key, no sandbox"
+
 
 class Source(Struct, kw_only=True, frozen=True):
     """Origin of a package as declared by its builder; unknown fields are ""."""

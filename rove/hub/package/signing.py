@@ -105,8 +105,8 @@ def check_signature(content: bytes, signature: bytes, keys: Collection[str] | No
 
     try:
         parsed = msgspec.json.decode(signature, type=Signature)
-        public, signed = _bytes(parsed.key, PUBLIC_BYTES), _bytes(parsed.signature, SIGNATURE_BYTES)
-    except (ValueError, *UNREADABLE) as error:  # `binascii.Error` is a ValueError
+        public, signed = decode_base64(parsed.key, PUBLIC_BYTES), decode_base64(parsed.signature, SIGNATURE_BYTES)
+    except (ValueError, *UNREADABLE) as error:
         raise PackageError(f"manifest.sig cannot be parsed: {error}") from None
     if keys is not None and parsed.key not in keys:
         raise PackageError(
@@ -122,8 +122,9 @@ def check_signature(content: bytes, signature: bytes, keys: Collection[str] | No
     return parsed.key
 
 
-def _bytes(text: str, size: int) -> bytes:
-    content = base64.b64decode(text, validate=True)
+def decode_base64(text: str, size: int) -> bytes:
+    """Return the `size` bytes of which a text is the base64; raise ValueError if it is not."""
+    content = base64.b64decode(text, validate=True)  # its `binascii.Error` is a ValueError
     if len(content) != size or base64.b64encode(content).decode() != text:
         raise ValueError(f"expected {size} bytes in base64, got {text[:100]!r}")
     return content

@@ -30,13 +30,13 @@ from rove.hub.server.responses import (
     cached_response,
     decode_or_refuse,
     file_response,
-    json_response,
     redirect,
 )
 from rove.hub.server.shadowing import check_not_shadowing
 from rove.hub.server.store import MAX_RUN_BYTES, Store, read_run
 from rove.hub.server.uploads import UploadLimits, Uploads, body_timeout
 from rove.server import base_url_of, listening
+from rove.server.validation import json_response
 from rove.utils.systems import on_signals
 
 T = TypeVar("T")

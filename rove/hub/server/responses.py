@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
@@ -20,6 +19,7 @@ from rove.core.plain import UNREADABLE
 from rove.hub.server.catalogue import FoundFile
 from rove.hub.server.store import MAX_RUN_BYTES, Store
 from rove.hub.server.tokens import Access, access_of
+from rove.server.validation import json_response
 
 T = TypeVar("T")
 
@@ -46,11 +46,6 @@ def decode_or_refuse(decode: Callable[[], T], subject: str) -> T:
         return decode()
     except UNREADABLE as error:
         raise RejectedError(400, f"{subject} cannot be decoded: {error}") from error
-
-
-def json_response(value: object, status: int = 200) -> web.Response:
-    """Return a JSON response."""
-    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
 
 
 def redirect(address: str, status: int = 301) -> web.Response:
@@ -84,12 +79,12 @@ async def file_response(request: web.Request, find: Callable[[str | None], Found
         small = file.path.stat().st_size <= MAX_INLINE_BYTES and "Range" not in request.headers
         return file, file.path.read_bytes() if small else None
 
-    found, content = await asyncio.to_thread(read)
-    lasting = "private, no-cache" if found.private else "public, max-age=31536000, immutable"
-    kind = CONTENT_TYPES.get(found.kind, "application/json")
-    headers = {"Content-Type": kind, "Cache-Control": lasting, "ETag": f'"{found.sha256}"'}
+    file, content = await asyncio.to_thread(read)
+    lasting = "private, no-cache" if file.private else "public, max-age=31536000, immutable"
+    kind = CONTENT_TYPES.get(file.kind, "application/json")
+    headers = {"Content-Type": kind, "Cache-Control": lasting, "ETag": f'"{file.sha256}"'}
     if content is None:
-        return web.FileResponse(found.path, headers=headers)
+        return web.FileResponse(file.path, headers=headers)
     return web.Response(body=content, headers=headers)
 
 
@@ -140,9 +135,7 @@ def error_response(request: web.Request, error: Exception) -> web.Response:
     if status == 503:
         headers["Retry-After"] = "10"
     headers["Cache-Control"] = "no-store"
-    response = json_response({"error": message}, status)
-    response.headers.update(headers)
-    return response
+    return json_response({"error": message}, status, headers)
 
 
 def _error_parts(error: Exception) -> tuple[int, str, dict[str, str]]:

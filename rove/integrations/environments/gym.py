@@ -189,9 +189,9 @@ class GymEnv(MultiTurnEnv):
         if env is None:
             return
         for call in running:  # a rollout runs one at a time
-            call.add_done_callback(lambda _: _close(env))
+            call.add_done_callback(lambda _: close_env(env))
         if not running:
-            _close(env)
+            close_env(env)
 
     def episode_return(self, state: State) -> float:
         """Sum of the steps' rewards, scaled to `reward_range`; 0 if rewards can be negative and the episode has not ended."""
@@ -293,7 +293,8 @@ def _unpack_step(result: Sequence[Any]) -> tuple[Any, float, bool, bool, JsonMap
     return observation, reward, bool(done), bool(done), info
 
 
-def _close(env: object) -> None:
+def close_env(env: object) -> None:
+    """Close an environment that has a method `close`."""
     close = getattr(env, "close", None)
     if close is not None:
         close()

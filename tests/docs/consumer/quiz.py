@@ -9,24 +9,24 @@ import rove
 
 
 def correct(completion: rove.Messages, answer: str) -> float:
-    """1 if a reply is the answer."""
+    """Return 1 if a reply is the answer."""
     return float(any(message.content == answer for message in completion))
 
 
 class Countdown(rove.MultiTurnEnv):
-    """The model says numbers until it says the answer."""
+    """An environment in which the model guesses a number."""
 
     async def setup_state(self, state: rove.State, **kwargs: Any) -> Mapping[str, Any]:
         """Count the replies."""
         return {"replies": 0}
 
     @rove.stop
-    async def said(self, state: rove.State) -> bool:
-        """Stop at the answer."""
+    async def has_replied(self, state: rove.State) -> bool:
+        """Stop after the first reply."""
         return bool(state["replies"] > 0)
 
     async def env_response(self, messages: rove.Messages, state: rove.State, **kwargs: Any) -> rove.Messages:
-        """Ask again."""
+        """Request another number."""
         state["replies"] += 1
         return [rove.UserMessage("Again.")]
 

@@ -58,7 +58,7 @@ def put(hub: Path, name: str, tmp: Path) -> Installed:
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def installed_environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Yield a data folder with three installed environments, two of which have the same module name."""
     folder = tmp_path_factory.mktemp("shelf")
     hub = folder / "hub"
@@ -89,7 +89,7 @@ def mean_reward(env: rove.Environment) -> float:
 
 
 @pytest.mark.slow
-def test_two_environments_with_the_same_module_name_stay_separate(shelf: Path, finders: None) -> None:
+def test_two_environments_with_the_same_module_name_stay_separate(installed_environments: Path, finders: None) -> None:
     alice, bob = rove.load_environment("alice/doubling"), rove.load_environment("bob/doubling@1.0", seed=5)
     assert (mean_reward(alice), mean_reward(bob)) == (1.0, 0.5)
     assert alice.get_dataset(2)[1]["prompt"][0]["content"] == "Double 1"
@@ -100,7 +100,7 @@ def test_two_environments_with_the_same_module_name_stay_separate(shelf: Path, f
     assert loading.environment_file("bob/doubling").is_relative_to(environment_folder(Reference("bob", "doubling")))
 
 
-def test_names_that_are_not_installed_resolve_to_local_modules(shelf: Path, finders: None) -> None:
+def test_names_that_are_not_installed_resolve_to_local_modules(installed_environments: Path, finders: None) -> None:
     for name in ("tictactoe", "someone/tictactoe", "someone/tictactoe@9", "alice/tictactoe"):
         assert loading.environment_file(name).name == "tictactoe.py"
     with pytest.raises(ConfigError, match="no environment 'doubling'"):
@@ -108,31 +108,35 @@ def test_names_that_are_not_installed_resolve_to_local_modules(shelf: Path, find
     with pytest.raises(ConfigError, match="no environment 'doubling'"):
         loading.environment_file("alice/doubling@2.0")
     with pytest.raises(ConfigError, match="no environment 'doubling'"):
-        loading.environment_file("alice/doubling", shelf)
+        loading.environment_file("alice/doubling", installed_environments)
 
 
-def test_rove_check_uses_the_wheel_of_an_installed_environment(shelf: Path) -> None:
+def test_rove_check_uses_the_wheel_of_an_installed_environment(installed_environments: Path) -> None:
     [package] = packages_named("alice/doubling", None)
     assert package.kind == "wheel" and package.path.suffix == ".whl"
     assert package.path.is_relative_to(environment_folder(parse_reference("alice/doubling")))
 
 
-def test_a_misspelled_argument_is_an_error_with_a_suggestion(shelf: Path, finders: None) -> None:
+def test_a_misspelled_argument_is_an_error_with_a_suggestion(installed_environments: Path, finders: None) -> None:
     with pytest.raises(ConfigError, match="no argument 'num_exmaples'; did you mean 'num_examples'"):
         rove.load_environment("alice/doubling", num_exmaples=2)
 
 
-def test_an_environment_sees_only_declared_and_passed_variables(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_sees_only_declared_and_passed_variables(
+    installed_environments: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DECLARED_KEY", "for it")
     monkeypatch.setenv("OTHER_KEY", "for somebody else")
     monkeypatch.setenv("PASSED", "on purpose")
     monkeypatch.setenv("ROVE_PASS", "PASSED, NOT_THERE")
     visible = {row["prompt"][0]["content"]: row["answer"] for row in load("bob/sees").get_dataset()}
     assert [visible[name] for name in ("DECLARED_KEY", "OTHER_KEY", "PASSED")] == ["for it", "-", "on purpose"]
-    assert Path(visible["prefix"]).is_relative_to(shelf / "data")
+    assert Path(visible["prefix"]).is_relative_to(installed_environments / "data")
 
 
-def test_installed_environments_are_listed_and_damaged_ones_are_errors(shelf: Path, finders: None) -> None:
+def test_installed_environments_are_listed_and_damaged_ones_are_errors(
+    installed_environments: Path, finders: None
+) -> None:
     assert [str(installed_package.reference) for installed_package in all_installed()] == [
         "alice/doubling@1.0",
         "bob/doubling@1.0",
@@ -159,9 +163,9 @@ def test_installed_environments_are_listed_and_damaged_ones_are_errors(shelf: Pa
 
 
 @pytest.mark.broad
-def test_uninstall_removes_one_environment_and_keeps_the_others(shelf: Path, tmp_path: Path) -> None:
-    publish(shelf / "hub", owner="carol")
-    put(shelf / "hub", "carol/doubling", tmp_path)
+def test_uninstall_removes_one_environment_and_keeps_the_others(installed_environments: Path, tmp_path: Path) -> None:
+    publish(installed_environments / "hub", owner="carol")
+    put(installed_environments / "hub", "carol/doubling", tmp_path)
     assert uninstall(Reference("carol", "doubling")).version == "1.0"
     assert (
         find(Reference("carol", "doubling")) is None and not environment_folder(Reference("carol", "doubling")).exists()
@@ -182,9 +186,9 @@ print("done", flush=True)
 
 
 @pytest.mark.broad
-def test_a_killed_installation_keeps_the_previous_version(shelf: Path, tmp_path: Path) -> None:
-    publish(shelf / "hub", version="2.0", module=code("Double", 2, 4.0))
-    script = INSTALL_SCRIPT.format(path=sys.path, hub=str(shelf / "hub"), tmp=str(tmp_path))
+def test_a_killed_installation_keeps_the_previous_version(installed_environments: Path, tmp_path: Path) -> None:
+    publish(installed_environments / "hub", version="2.0", module=code("Double", 2, 4.0))
+    script = INSTALL_SCRIPT.format(path=sys.path, hub=str(installed_environments / "hub"), tmp=str(tmp_path))
     environment_path = environment_folder(Reference("alice", "doubling"))
     for seconds in (0.3, 1.0):
         process = subprocess.Popen(
@@ -199,7 +203,7 @@ def test_a_killed_installation_keeps_the_previous_version(shelf: Path, tmp_path:
         if installed_package.version == "2.0":  # The installation finished before the signal.
             break
         assert mean_reward(load("alice/doubling")) == 1.0
-    environment = put(shelf / "hub", "alice/doubling@2.0", tmp_path)
+    environment = put(installed_environments / "hub", "alice/doubling@2.0", tmp_path)
     assert mean_reward(load("alice/doubling")) == 4.0
     folders = {child.name for child in environment_path.iterdir() if child.is_dir()}
     # The previous version may be in use; the unfinished one is gone.
@@ -224,7 +228,7 @@ def test_a_damaged_record_does_not_hide_other_environments(
 
 
 @pytest.mark.broad
-def test_load_environment_finds_installed_environments_of_the_requested_version(shelf: Path) -> None:
+def test_load_environment_finds_installed_environments_of_the_requested_version(installed_environments: Path) -> None:
     code = """
 import rove
 env = rove.load_environment("bob/doubling", num_examples=2)

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from hubs import V0 as V0_CODE
-from hubs import code, list_again, publish, tampered
+from hubs import V0_MODULE as V0_CODE
+from hubs import code, publish, rewrite_indexes, tamper
 from hypothesis import given
 from hypothesis import strategies as st
 from packages import put_wheel, wheel_files, with_record
@@ -121,7 +121,7 @@ def _index_and_wheel(folder: Path) -> None:
 def _manifest_of_another(folder: Path) -> None:
     publish(folder.parents[2], name="other")
     (folder / "manifest.json").write_bytes((folder.parents[1] / "other/1.0/manifest.json").read_bytes())
-    list_again(folder.parents[2])
+    rewrite_indexes(folder.parents[2])
 
 
 def _version_in_index(folder: Path) -> None:
@@ -131,8 +131,8 @@ def _version_in_index(folder: Path) -> None:
 
 TAMPERED: list[tuple[str, Callable[[Path], Any], str]] = [
     ("wheel", _other_wheel, "doubling-1.0-py3-none-any.whl (has more|does not match)"),
-    ("a byte of the wheel", lambda f: tampered(next(f.glob("*.whl")), b"PK\x05\x06", b"PK\x05\x07"), "does not match the hub"),
-    ("manifest", lambda f: tampered(f / "manifest.json", b"doubling of alice", b"doubling of Alice"), "the manifest of"),
+    ("a byte of the wheel", lambda f: tamper(next(f.glob("*.whl")), b"PK\x05\x06", b"PK\x05\x07"), "does not match the hub"),
+    ("manifest", lambda f: tamper(f / "manifest.json", b"doubling of alice", b"doubling of Alice"), "the manifest of"),
     ("hash in the index", lambda f: _change_index(f, lambda v: v.update(manifest="0" * 64)), "the manifest of alice"),
     ("file in the index", lambda f: _change_index(f, lambda v: v["files"][0].update(sha256="0" * 64)), "list different files"),
     ("size in the index", lambda f: _change_index(f, lambda v: v["files"][0].update(size=7)), "list different files"),
@@ -176,7 +176,7 @@ def test_a_wheel_that_contradicts_its_manifest_is_rejected(hub: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_bytes())
     manifest["module"] = "something_else"
     (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest, order="sorted") + b"\n")
-    list_again(hub)
+    rewrite_indexes(hub)
     with pytest.raises(PackageError, match="its module is 'doubling', but the manifest has 'something_else'"):
         download_wheel(hub)
 
@@ -236,7 +236,7 @@ def test_an_invalid_signature_is_rejected(hub: Path, tmp_path: Path) -> None:
     sign_version(folder, tmp_path / "mine.key")
     changed_manifest = json.loads((folder / "manifest.json").read_bytes()) | {"description": "better"}
     (folder / "manifest.json").write_bytes(msgspec.json.encode(changed_manifest, order="sorted") + b"\n")
-    list_again(hub)
+    rewrite_indexes(hub)
     with pytest.raises(PackageError, match="was modified"):
         download_wheel(hub)
     (folder / "manifest.sig").write_bytes(b"{}")
@@ -247,7 +247,7 @@ def test_an_invalid_signature_is_rejected(hub: Path, tmp_path: Path) -> None:
 def test_without_a_remembered_key_the_hubs_keys_of_the_owner_are_required(hub: Path, tmp_path: Path) -> None:
     mine = make_key(tmp_path / "mine.key")
     other_key = make_key(tmp_path / "other.key")
-    list_again(hub, **{"alice/doubling": {"keys": [mine]}})
+    rewrite_indexes(hub, **{"alice/doubling": {"keys": [mine]}})
     with pytest.raises(TrustError, match="is not signed"):
         download_wheel(hub)
     assert sign_version(hub / "alice/doubling/1.0", tmp_path / "mine.key") == mine

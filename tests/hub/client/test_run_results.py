@@ -110,6 +110,7 @@ def test_the_code_digest_of_a_wheel_equals_that_of_the_loaded_package(tmp_path: 
         ({"openai_api_key_1": "x", "key2": "y"}, {"openai_api_key_1": "***", "key2": "***"}),
         ({"api_keys": ["x", "y"], "secrets": {"a": "z"}}, {"api_keys": ["***", "***"], "secrets": {"a": "***"}}),
         ("postgres://u:p@ss@h/db redis://:pw@h", "postgres://***@h/db redis://***@h"),
+        ("http://token@h/v1 http://h?mail=a@b", "http://***@h/v1 http://h?mail=a@b"),
         ({"deep": [{"authorization": "Basic Zm9v"}]}, {"deep": [{"authorization": "***"}]}),
         ({"n": 1, "ok": True, "none": None, "f": 0.5}, {"n": 1, "ok": True, "none": None, "f": 0.5}),
     ],

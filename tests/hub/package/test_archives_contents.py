@@ -181,7 +181,7 @@ def test_invalid_and_foreign_entry_points_are_rejected(text: str):
         check_files(entry_points(text))
 
 
-class Written(importlib.metadata.Distribution):
+class DistributionWithEntryPoints(importlib.metadata.Distribution):
     """A distribution with an entry_points.txt, as importlib.metadata reads it."""
 
     def __init__(self, text: str):
@@ -207,7 +207,7 @@ def test_importlib_reads_only_the_expected_entry_point_in_accepted_files(text: s
         check_files(entry_points(text))
     except PackageError:
         return
-    for point in Written(text).entry_points:
+    for point in DistributionWithEntryPoints(text).entry_points:
         assert point.group == ENTRY_POINT_GROUP
         assert point.name.lower().replace("_", "-") == "my-sums"
         assert point.value in ("my_sums", f"my_sums:{LOAD}")
@@ -216,4 +216,4 @@ def test_importlib_reads_only_the_expected_entry_point_in_accepted_files(text: s
 @each_row("text", [text for text in HOSTILE_ENTRY_POINTS if "pytest11" in text and ";" not in text])
 def test_importlib_reads_a_plugin_in_the_rejected_files(text: str):
     """The cases are real attacks: pytest would load the plugins of the files rejected above."""
-    assert "pytest11" in {point.group for point in Written(text).entry_points}
+    assert "pytest11" in {point.group for point in DistributionWithEntryPoints(text).entry_points}

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from packages import source_files, tarred, wheel_files, with_record
+from packages import make_tar, source_files, wheel_files, with_record
 
 from rove.core.errors import PackageError
 from rove.hub.package.archives import check_source, check_wheel
@@ -118,7 +118,7 @@ def test_the_bytes_of_a_source_archive_do_not_depend_on_the_original_tar(tmp_pat
     files = source_files()
     reversed_files = {path: files[path] for path in reversed(files)}
     first, second = (
-        unpack_source(tarred(each, form=form))
+        unpack_source(make_tar(each, form=form))
         for each, form in ((files, tarfile.USTAR_FORMAT), (reversed_files, tarfile.PAX_FORMAT))
     )
     packed = pack_source(first, "my-sums", "1.0")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packages import described as named
+from packages import file_entry as file_entry
 from packages import put_wheel, wheel_files, with_record
 from tiers import first_quick
 
@@ -175,7 +175,13 @@ def describe_package(tmp_path: Path, facts: Facts | None, **rove_table: Any) -> 
     files = with_record(wheel_files(modules={"my_sums.py": b"import os\nload_environment = os.environ['JUDGE_KEY']\n"}))
     file = put_wheel(tmp_path, files)
     return describe(
-        check_wheel(file), files, read_code(files), declared({"tool": {"rove": rove_table}}), facts, [named(file)], ""
+        check_wheel(file),
+        files,
+        read_code(files),
+        declared({"tool": {"rove": rove_table}}),
+        facts,
+        [file_entry(file)],
+        "",
     )
 
 
@@ -198,7 +204,7 @@ def test_long_license_and_author_fields_are_shortened(tmp_path: Path):
     files = with_record(wheel_files(extra=fields))
     wheel = check_wheel(put_wheel(tmp_path, files))
     manifest, _ = describe(
-        wheel, files, read_code(files), declared({}), None, [named(tmp_path / "my_sums-1.0-py3-none-any.whl")], ""
+        wheel, files, read_code(files), declared({}), None, [file_entry(tmp_path / "my_sums-1.0-py3-none-any.whl")], ""
     )
     assert manifest.licence == "MIT License"
     assert manifest.authors == ["Ann", "Bob", "Cy", "d@example.org"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hubs import package
+from hubs import package_parts
 
 from rove.core.errors import RejectedError
 from rove.hub.server import checkers
@@ -22,7 +22,7 @@ def write_draft(folder: Path, parts: dict[str, bytes]) -> Path:
 async def test_a_check_over_its_time_limit_is_stopped_and_the_next_one_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    parts = package(tmp_path / "p")
+    parts = package_parts(tmp_path / "p")
     pool = Checkers()
     try:
         monkeypatch.setattr(checkers, "CHECK_TIMEOUT_S", 0.0)
@@ -43,7 +43,7 @@ async def test_a_check_over_its_time_limit_is_stopped_and_the_next_one_works(
 
 
 async def test_the_error_omits_the_hubs_path(tmp_path: Path):
-    parts = package(tmp_path / "p")
+    parts = package_parts(tmp_path / "p")
     pool = Checkers()
     try:
         with pytest.raises(RejectedError) as refused:

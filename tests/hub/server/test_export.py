@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hubs import fill, hub
+from hubs import add_example_packages, running_hub
 
 from rove.core.errors import ConfigError, PackageError
 from rove.hub.server.export import export
@@ -16,7 +16,7 @@ from rove.hub.server.store import Store
 @pytest.fixture
 def store(tmp_path: Path):
     store = Store(tmp_path / "hub")
-    fill(store, ["key"])
+    add_example_packages(store, ["key"])
     yield store
     store.close()
 
@@ -30,7 +30,7 @@ def test_public_versions_are_exported_and_private_ones_are_not(store: Store, tmp
 async def test_each_exported_file_equals_the_servers_response(store: Store, tmp_path: Path):
     export(store, tmp_path / "site", "test")
     count = 0
-    async with hub(tmp_path / "hub") as asking:
+    async with running_hub(tmp_path / "hub") as asking:
         for file in sorted((tmp_path / "site").rglob("*")):
             path = f"/{file.relative_to(tmp_path / 'site')}"
             if not file.is_file():
@@ -40,7 +40,7 @@ async def test_each_exported_file_equals_the_servers_response(store: Store, tmp_
                 headers["Accept"] = "text/html" if file.suffix == ".html" else "application/vnd.pypi.simple.v1+json"
                 path = path.removesuffix(file.name)
             path = path.removesuffix("index.html")
-            response = await asking.ask("GET", path, headers=headers)
+            response = await asking.request("GET", path, headers=headers)
             served, written = response.body, file.read_bytes()
             if file.suffix == ".html":  # A browser opens no index page of a local folder, so exported links name it.
                 written = written.replace(b'index.html"', b'"').replace(b"index.html?", b"?")

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from hub_site import EVIL, HOSTILE, QUIET, README, made_hub, push, rollout
-from hubs import add, hub
+from hub_site import HOSTILE, PLAIN_MARKUP, README, SCRIPT_MARKUP, add_results, create_example_hub, rollout
+from hubs import add, running_hub
 from hypothesis import given
 from hypothesis import strategies as st
 from tiers import first_quick
@@ -65,25 +65,25 @@ class Elements(HTMLParser):
 
     def __init__(self, page: str | bytes):
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
         self.feed(page if isinstance(page, str) else page.decode())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
         self.text += data
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
         """Return the attributes of each element with this tag."""
-        return [attributes for name, attributes in self.found if name == tag]
+        return [attributes for name, attributes in self.elements if name == tag]
 
 
 def check_inert(html: str) -> Elements:
     """Parse a rendered README and check that it has no active content."""
     page = Elements(html)
-    for tag, attributes in page.found:
+    for tag, attributes in page.elements:
         assert tag in ALLOWED_TAGS and attributes.keys() <= ALLOWED_ATTRIBUTES, (tag, attributes)
         assert (attributes.get("href") or "https://").lower().startswith(("https://", "http://"))
     return page
@@ -91,7 +91,7 @@ def check_inert(html: str) -> Elements:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    store = made_hub(tmp_path_factory.mktemp("pages") / "hub")
+    store = create_example_hub(tmp_path_factory.mktemp("pages") / "hub")
     yield store
     store.close()
 
@@ -106,7 +106,7 @@ def site(store: Store) -> Site:
 
 def test_a_readme_is_rendered_as_markdown():
     page = check_inert(readme_html(README))
-    assert [tag for tag, _ in page.found][:3] == ["h3", "p", "strong"]
+    assert [tag for tag, _ in page.elements][:3] == ["h3", "p", "strong"]
     assert [element["href"] for element in page.all("a")] == ["https://example.org/paper?a=1&b=2"]
     assert page.all("a")[0]["rel"] == "nofollow noopener noreferrer"
     assert "the code" in page.text and "[a plot]" in page.text and len(page.all("td")) == 2
@@ -147,17 +147,17 @@ def test_texts_of_manifests_and_runs_are_escaped(site: Site):
     for page in (site.environment("zeta", "evil"), site.index_page(), site.search_page(Query())):
         elements = Elements(page)
         assert len(elements.all("script")) == 1 and not any(
-            "id" in element and element["id"] == "pwned" for _, element in elements.found
+            "id" in element and element["id"] == "pwned" for _, element in elements.elements
         )
-        assert not {name for _, attributes in elements.found for name in attributes if name.startswith("on")}
-        assert not any(tag in ("b", "img", "iframe") and attributes for tag, attributes in elements.found)
-        assert QUIET in elements.text
+        assert not {name for _, attributes in elements.elements for name in attributes if name.startswith("on")}
+        assert not any(tag in ("b", "img", "iframe") and attributes for tag, attributes in elements.elements)
+        assert PLAIN_MARKUP in elements.text
 
 
 def check_run_page(page: bytes) -> dict[str, Any]:
     """Check that a run's page has no element but the report's own, and return its data."""
     elements = Elements(page)
-    tags = [tag for tag, _ in elements.found]
+    tags = [tag for tag, _ in elements.elements]
     expected_tags = "html head meta meta meta title style body main noscript p pre p script script"
     assert tags == expected_tags.split(), tags
     [policy] = [
@@ -172,10 +172,13 @@ def check_run_page(page: bytes) -> dict[str, Any]:
 def test_a_hostile_run_is_only_data_of_its_page(site: Site):
     [row] = site.rows("zeta", "evil", "1.0")
     data = check_run_page(site.run("zeta", "evil", row))
-    assert data["title"] == QUIET and f"SHA-256 of the rollouts: {EVIL}" in data["counts"]
-    assert EVIL in msgspec.json.decode(data["settings"])
+    assert data["title"] == PLAIN_MARKUP and f"SHA-256 of the rollouts: {SCRIPT_MARKUP}" in data["counts"]
+    assert SCRIPT_MARKUP in msgspec.json.decode(data["settings"])
     [rollout] = data["rollouts"]
-    assert rollout["answer"] == rollout["stop_condition"] == EVIL and "2 entries that are not" in data["rollouts_note"]
+    assert (
+        rollout["answer"] == rollout["stop_condition"] == SCRIPT_MARKUP
+        and "2 entries that are not" in data["rollouts_note"]
+    )
     assert [address for address, _ in data["links"]] == ["../../../../", "../../../../zeta/evil/", f"{row.id}.json"]
 
 
@@ -190,7 +193,7 @@ JSON = st.recursive(
     | st.booleans()
     | st.integers(-(2**63), 2**63)
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.sampled_from(["", "m", EVIL]),
+    | st.sampled_from(["", "m", SCRIPT_MARKUP]),
     lambda children: (
         st.lists(children, max_size=4)
         | st.dictionaries(
@@ -260,7 +263,7 @@ def test_a_summary_without_an_interval_is_read():
 # Content of pages
 
 
-def test_intervals_are_shown_where_they_are_whole():
+def test_only_complete_intervals_are_shown():
     assert with_interval({"mean": 0.5, "low": 0.25, "high": 0.625, "caveat": "few"}) == "0.500 [0.250, 0.625]*"
     assert with_interval({"mean": 0.5}) == with_interval({"mean": 0.5, "low": 0.1}) == "0.500"
     assert scale_of([{"mean": 1e300}]).low < 1e300
@@ -292,8 +295,8 @@ def test_the_list_is_searched_and_paginated(site: Site, monkeypatch: pytest.Monk
 
 
 def test_search_queries_are_escaped(site: Site):
-    page = Elements(site.search_page(Query(q=EVIL, owner=EVIL, tag='"><script>')))
-    assert len(page.all("script")) == 1 and page.all("input")[0]["value"] == EVIL
+    page = Elements(site.search_page(Query(q=SCRIPT_MARKUP, owner=SCRIPT_MARKUP, tag='"><script>')))
+    assert len(page.all("script")) == 1 and page.all("input")[0]["value"] == SCRIPT_MARKUP
 
 
 def test_an_environment_page_shows_manifest_leaderboard_and_yanked_versions(site: Site):
@@ -352,10 +355,10 @@ def test_facets_count_environments_visible_to_the_reader(store: Store):
 
 def test_long_leaderboards_are_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rove.hub.server.pages.leaderboard.MAX_ROWS", 2)
-    store = made_hub(tmp_path / "hub")
+    store = create_example_hub(tmp_path / "hub")
     try:
         for i in range(3):
-            push(store, "1.0", f"model-{i}", {"reward": {"mean": i}}, "zeta", "chess")
+            add_results(store, "1.0", f"model-{i}", {"reward": {"mean": i}}, "zeta", "chess")
         page = Elements(Site(store, "h").environment("zeta", "chess"))
         assert "1 runs with lower rewards are not shown" in page.text and "model-0" not in page.text
     finally:
@@ -366,14 +369,14 @@ def test_long_leaderboards_are_truncated(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 async def test_pages_have_a_security_policy_and_private_ones_need_a_token(store: Store):
-    async with hub(store.folder) as asking:
+    async with running_hub(store.folder) as asking:
         for path in ("/", "/acme/my-sums/", "/?q=sums&tag=math&limit=5"):
-            response = await asking.ask("GET", path)
+            response = await asking.request("GET", path)
             assert response.status == 200 and response.headers["Content-Type"] == "text/html; charset=utf-8"
             assert response.headers["Content-Security-Policy"] == POLICY and "unsafe" not in POLICY
             assert "style=" not in response.text and "<style" not in response.text
             for element in Elements(response.text).all("link") + Elements(response.text).all("script"):
-                asset = await asking.ask("GET", f"{path.split('?')[0]}{element.get('href') or element['src']}")
+                asset = await asking.request("GET", f"{path.split('?')[0]}{element.get('href') or element['src']}")
                 assert asset.status == 200 and asset.headers["X-Content-Type-Options"] == "nosniff"
         for path in (
             "/acme/secret/",
@@ -382,22 +385,22 @@ async def test_pages_have_a_security_policy_and_private_ones_need_a_token(store:
             "/acme/my-sums/1.1/runs/x.html",
             "/?offset=x",
         ):
-            response = await asking.ask("GET", path)
+            response = await asking.request("GET", path)
             assert response.status in (400, 404) and response.error
             assert "sandbox" in response.headers["Content-Security-Policy"]
-        response = await asking.ask("GET", "/acme/secret/", "acme")
+        response = await asking.request("GET", "/acme/secret/", "acme")
         assert response.status == 200 and response.headers["Cache-Control"] == "private, no-cache"
         run = catalogue.runs(store, "acme", "my-sums", "1.1")["runs"][0]["id"]
-        response = await asking.ask("GET", f"/acme/my-sums/1.1/runs/{run}.html")
+        response = await asking.request("GET", f"/acme/my-sums/1.1/runs/{run}.html")
         assert (response.status, response.headers["Content-Security-Policy"]) == (200, RUN_POLICY)
-        response = await asking.ask("GET", "/acme/my-sums")
+        response = await asking.request("GET", "/acme/my-sums")
         assert (response.status, response.headers["Location"]) == (301, "my-sums/")
 
 
 async def test_redirects_stay_on_the_hub(tmp_path: Path):
-    async with hub(tmp_path / "hub") as asking:
+    async with running_hub(tmp_path / "hub") as asking:
         for path in ("/acme/%2F%2Fevil.example", "/acme/simple/%2F%2Fevil.example", "/acme/a%0d%0ab"):
-            response = await asking.ask("GET", URL(asking.url + path, encoded=True))
+            response = await asking.request("GET", URL(asking.url + path, encoded=True))
             assert response.status in (301, 400, 404)
             assert "//evil" not in response.headers.get("Location", "")
 
@@ -412,7 +415,7 @@ def test_the_page_shows_the_card_in_the_package(tmp_path: Path):
     store = Store(tmp_path / "hub")
     store.add_owner("acme")
     for name, content in (("my-sums", msgspec.json.encode(card)), ("other", b"{}")):
-        add(store, name=name, more={CARD_FILE: content})
+        add(store, name=name, extra_files={CARD_FILE: content})
     site = Site(store, "our hub")
     page = Elements(site.environment("acme", "my-sums"))
     other_page = Elements(site.environment("acme", "other"))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hubs import add, listing
+from hubs import add, hub_contents
 
 from rove.core.errors import ConfigError, RejectedError
 from rove.hub.server import catalogue
@@ -64,11 +64,11 @@ def test_versions_are_sorted_and_the_highest_usable_one_is_shown(store: Store):
 )
 def test_existing_and_confusable_versions_are_rejected(store: Store, name: str, version: str, status: int, words: str):
     add(store)
-    listing_before = listing(store.folder)
+    listing_before = hub_contents(store.folder)
     with pytest.raises(RejectedError, match=words) as refused:
         add(store, name=name, version=version)
     assert refused.value.status == status
-    assert listing(store.folder) == listing_before
+    assert hub_contents(store.folder) == listing_before
 
 
 def test_confusable_unknown_and_invalid_owners_are_rejected(store: Store):
@@ -86,7 +86,7 @@ def test_confusable_unknown_and_invalid_owners_are_rejected(store: Store):
 def test_unfinished_files_are_deleted_when_the_hub_starts(store: Store):
     add(store)
     store.add_run("acme", "my-sums", "1.0", read_run(b'{"model": "tiny", "summary": {}}'))
-    listing_before = listing(store.folder)
+    listing_before = hub_contents(store.folder)
     (store.drafts / "half").mkdir()
     (store.drafts / "half/wheel").write_bytes(b"half")
     shutil.copytree(store.files / "acme/my-sums/1.0", store.files / "acme/my-sums/2.0")
@@ -96,13 +96,13 @@ def test_unfinished_files_are_deleted_when_the_hub_starts(store: Store):
     (store.drafts / ".DS_Store").write_bytes(b"no draft")
     other_store = Store(store.folder)
     assert other_store.recover() == []
-    assert listing(store.folder) != listing_before  # Another store is open, so nothing is deleted.
+    assert hub_contents(store.folder) != listing_before  # Another store is open, so nothing is deleted.
     store.close()
     other_store.close()
     last = Store(store.folder)
     assert last.recover() == []
     last.close()
-    assert listing(store.folder) == listing_before
+    assert hub_contents(store.folder) == listing_before
 
 
 def test_missing_and_changed_files_are_reported_when_the_hub_starts(store: Store):
@@ -118,7 +118,7 @@ def test_missing_and_changed_files_are_reported_when_the_hub_starts(store: Store
 @pytest.mark.parametrize("dies", ["replace", "fsync", "COMMIT"])
 def test_a_failed_upload_leaves_no_files(store: Store, monkeypatch: pytest.MonkeyPatch, dies: str):
     add(store)
-    listing_before = listing(store.folder)
+    listing_before = hub_contents(store.folder)
 
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -136,7 +136,7 @@ def test_a_failed_upload_leaves_no_files(store: Store, monkeypatch: pytest.Monke
     store.close()
     reopened = Store(store.folder)
     reopened.recover()
-    assert listing(store.folder) == listing_before
+    assert hub_contents(store.folder) == listing_before
     add(reopened, name="others")
     reopened.close()
 
@@ -180,7 +180,7 @@ def test_an_upload_killed_at_any_step_is_atomic(tmp_path: Path):
     store.add_owner("acme")
     add(store, version="1.0")
     store.close()
-    first_listing, step, exit_codes = listing(tmp_path / "hub"), 0, []
+    first_listing, step, exit_codes = hub_contents(tmp_path / "hub"), 0, []
     while not exit_codes or exit_codes[-1] == EXIT_CODE_AT_STEP:
         child = os.fork()
         if child == 0:
@@ -196,7 +196,7 @@ def test_an_upload_killed_at_any_step_is_atomic(tmp_path: Path):
                 assert hashlib.sha256(content).hexdigest() == file.sha256
             break
         reopened.close()
-        assert listing(tmp_path / "hub") == first_listing
+        assert hub_contents(tmp_path / "hub") == first_listing
     reopened.close()
     assert step > 20, "the steps are not seen any more"
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from hubs import hub, package
+from hubs import package_parts, running_hub
 from yarl import URL
 
 from rove.core.errors import RejectedError
@@ -32,10 +32,12 @@ async def stall(url: str, token: str, number: int) -> asyncio.StreamWriter:
 @pytest.mark.broad
 async def test_half_uploads_of_one_owner_do_not_stop_another(tmp_path: Path):
     pace = UploadLimits(seconds=600, idle_seconds=600)
-    async with hub(tmp_path / "hub", pace=pace) as asking:
+    async with running_hub(tmp_path / "hub", pace=pace) as asking:
         stalled = [await stall(asking.url, asking.tokens["acme"], number) for number in range(HALF_UPLOADS)]
         await asyncio.sleep(0.2)
-        answer = await asyncio.wait_for(asking.upload("zeta/chess/1.0", package(tmp_path / "p", "chess"), "zeta"), 120)
+        answer = await asyncio.wait_for(
+            asking.upload("zeta/chess/1.0", package_parts(tmp_path / "p", "chess"), "zeta"), 120
+        )
         assert answer.status == 201
         for writer in stalled:
             writer.close()

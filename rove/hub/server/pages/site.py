@@ -164,12 +164,7 @@ def _install(owner: str, name: str) -> Iterator[str]:
 
 
 def _manifest(manifest: Manifest) -> Iterator[str]:
-    needs, source = manifest.needs, manifest.source
-    required = list(needs.secrets)
-    if needs.sandbox:
-        required.insert(0, "a sandbox")
-    if needs.network:
-        required.insert(0, "network access")
+    source = manifest.source
     reward_range = "not declared"
     if manifest.reward_range is not None:
         reward_range = " to ".join(map(shown, manifest.reward_range))
@@ -178,7 +173,7 @@ def _manifest(manifest: Manifest) -> Iterator[str]:
         "reward range": text(reward_range),
         "metrics": text(", ".join(manifest.metrics)),
         "tools": text(", ".join(manifest.tools)),
-        "requires": text(", ".join(required) or "no network, sandbox or keys"),
+        "requires": text(manifest.needs.description),
         "data sources": text(", ".join(manifest.data_sources)),
         "API": text(manifest.compatibility),
         "license": text(manifest.licence or "not declared"),

@@ -1,4 +1,4 @@
-"""Small real environments, answerers and helpers that several test files share."""
+"""Toy environments, scripted clients and helpers that several test files share."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from rove.core.records import Timing
 
 
 def rows(count: int, **columns: Any) -> list[dict[str, Any]]:
-    """Questions "q0", "q1", … with answers "0", "1", …"""
+    """Return rows with the questions "q0", "q1", … and the answers "0", "1", …"""
     return [{"question": f"q{i}", "answer": str(i), **columns} for i in range(count)]
 
 
 def correct(completion: vf.Messages, answer: str) -> float:
-    """1 when the last message is the answer."""
+    """Return 1 if the last message is the answer, otherwise 0."""
     return float(completion[-1].content == answer)
 
 
 class Quiz(vf.SingleTurnEnv):
-    """Asks; scores 1 for the row's answer."""
+    """A single-turn environment with the reward 1 for the row's answer."""
 
     def __init__(self, count: int = 3, **kwargs: Any):
         super().__init__(**{"dataset": rows(count), "rubric": vf.Rubric([correct]), **kwargs})
 
 
 class Talk(vf.MultiTurnEnv):
-    """Says "go on" after every turn until `turns` are over (if given); writes its life down in `state["log"]`."""
+    """Responds "go on" until `turns` turns are over (if given), and logs the calls of its hooks in `state["log"]`."""
 
     def __init__(self, turns: int | None = None, count: int = 1, **kwargs: Any):
         super().__init__(**{"dataset": rows(count), **kwargs})
@@ -47,7 +47,7 @@ class Talk(vf.MultiTurnEnv):
         return "go on"
 
     @vf.stop
-    def looked(self, state: vf.State) -> bool:
+    def log_check(self, state: vf.State) -> bool:
         state["log"].append("stop?")
         return False
 
@@ -56,23 +56,25 @@ class Talk(vf.MultiTurnEnv):
         state["log"].append("cleanup")
 
 
-def says(answer: str | Callable[[vf.Messages, vf.State, random.Random], Any], **options: Any) -> vf.ScriptedClient:
-    """A client that says the same whatever it is asked, or what a player says."""
-    player = answer if callable(answer) else lambda messages, state, rng: answer
-    return vf.ScriptedClient(player, **options)
+def scripted_client(
+    answer: str | Callable[[vf.Messages, vf.State, random.Random], Any], **options: Any
+) -> vf.ScriptedClient:
+    """Return a client that always gives the same response, or the responses of a policy."""
+    policy = answer if callable(answer) else lambda messages, state, rng: answer
+    return vf.ScriptedClient(policy, **options)
 
 
-def right(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """A player that knows the row's answer."""
+def oracle(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """Return the row's answer; a policy."""
     return state["answer"]
 
 
-def roll(env: vf.Environment, client: vf.Client, **options: Any) -> list[vf.RolloutRecord]:
-    """`rove.generate` outside of async code."""
+def generate_sync(env: vf.Environment, client: vf.Client, **options: Any) -> list[vf.RolloutRecord]:
+    """Call `rove.generate` from synchronous code."""
     return asyncio.run(vf.generate(env, client, **options))
 
 
-def timeless(record: vf.RolloutRecord) -> vf.RolloutRecord:
-    """The record without its wall-clock times, the only part that may differ between equal runs."""
+def without_times(record: vf.RolloutRecord) -> vf.RolloutRecord:
+    """Return the record without its measured times, the only part that may differ between equal runs."""
     steps = [msgspec.structs.replace(step, seconds=0.0) for step in record.steps]
     return msgspec.structs.replace(record, steps=steps, timing=Timing())

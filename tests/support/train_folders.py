@@ -1,4 +1,4 @@
-"""A folder of `rove train` made by hand, for what reads it."""
+"""Write a folder of `rove train` for tests of code that reads it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
-from made import made_run, record
+from run_folders import make_record, write_run_folder
 
 from rove.core.records import RolloutRecord
 from rove.runs.run import Run
@@ -18,10 +18,10 @@ NUM_EXAMPLES = 60
 DIAGNOSIS = {"id": "collapse", "text": "the entropy fell", "stage": "rl1", "step": 3, "steps": 9}
 
 
-def made_training(
+def write_train_folder(
     path: Path, scripts: Mapping[str, int] = MappingProxyType({}), solved: int = 57, best_step: int = 2
 ) -> TrainFolder:
-    """Make a complete run of SFT and RL: SFT solves the first 10 of 60 questions.
+    """Write a complete run of SFT and RL, in which SFT solves the first 10 of 60 questions.
 
     Args:
         scripts: Names of scripted policies, each with the number of questions that it solves.
@@ -37,7 +37,9 @@ def made_training(
     }
     for name, count in solved_by.items():
         stage = {"base": "model", "+ SFT": "sft/final", "+ RL": "rl1/final"}.get(name)
-        run = made_run(folder.evaluation_folder(name, "greedy"), [_graded(i, i < count) for i in range(NUM_EXAMPLES)])
+        run = write_run_folder(
+            folder.evaluation_folder(name, "greedy"), [_graded(i, i < count) for i in range(NUM_EXAMPLES)]
+        )
         tally = Tally()
         for outcome in run.outcomes():
             tally.add(outcome)
@@ -63,9 +65,9 @@ def made_training(
 
 
 def _graded(example: int, is_right: bool) -> RolloutRecord:
-    made = record(example, win=float(is_right), info={"level": example // 20})
+    rollout = make_record(example, win=float(is_right), info={"level": example // 20})
     reply = f"answer {example}" if is_right else "no idea"
-    return msgspec.structs.replace(made, completion=[{"role": "assistant", "content": reply}])
+    return msgspec.structs.replace(rollout, completion=[{"role": "assistant", "content": reply}])
 
 
 def _stage(path: Path, kind: str, config: dict[str, object], metrics: list[dict[str, float]], best_step: int) -> Run:

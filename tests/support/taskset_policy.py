@@ -1,4 +1,4 @@
-"""What the model says in the tasksets of `tasksets`, by what it is shown alone; and what came of it, of traces or of records."""
+"""A policy for the tasksets of `tasksets`, and comparable summaries of verifiers' traces and of rove's records."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rove.core.messages import text_of
 
 IDS = ("reversal_v1", "guessing_v1", "warehouse_v1")
 REVERSED = {"pepper": "peppre", "meadow": "pass"}
-"""Words that it gets wrong, and how."""
+"""Words that the policy answers incorrectly → its answers."""
 
 
-def player(messages: rove.Messages, state: rove.State, rng: random.Random) -> Any:
-    """The model's next words, or calls."""
+def policy(messages: rove.Messages, state: rove.State, rng: random.Random) -> Any:
+    """Return the next reply or tool call for a conversation; it depends on the messages alone."""
     first = next(text_of(message) for message in messages if message["role"] == "user")
     if first.startswith("Say "):
         word = first.split()[1]
@@ -37,39 +37,39 @@ def player(messages: rove.Messages, state: rove.State, rng: random.Random) -> An
     return "Done."
 
 
-def _call(place: int, tool: str, /, **arguments: Any) -> rove.AssistantMessage:
+def _call(number: int, tool: str, /, **arguments: Any) -> rove.AssistantMessage:
     function = {"name": tool, "arguments": json.dumps(arguments)}
-    return rove.AssistantMessage("", tool_calls=[{"id": f"call_{place}", "type": "function", "function": function}])
+    return rove.AssistantMessage("", tool_calls=[{"id": f"call_{number}", "type": "function", "function": function}])
 
 
-def of_trace(trace: Mapping[str, Any]) -> dict[str, Any]:
-    """What a line of verifiers' traces.jsonl tells of one trace."""
-    rewards = {name: [told["score"], told["weight"]] for name, told in trace["rewards"].items()}
+def trace_summary(trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the comparable parts of a trace in verifiers' traces.jsonl."""
+    rewards = {name: [entry["score"], entry["weight"]] for name, entry in trace["rewards"].items()}
     reward = sum(score * weight for score, weight in rewards.values())
     messages = [_plain(node["message"]) for node in trace["nodes"]]
-    told = {"rewards": rewards, "reward": reward, "metrics": trace["metrics"], "stop": trace["stop_condition"]}
-    return {"messages": messages, **told, "turns": sum(node["sampled"] for node in trace["nodes"])}
+    outcome = {"rewards": rewards, "reward": reward, "metrics": trace["metrics"], "stop": trace["stop_condition"]}
+    return {"messages": messages, **outcome, "turns": sum(node["sampled"] for node in trace["nodes"])}
 
 
-def of_record(record: rove.RolloutRecord) -> dict[str, Any]:
-    """The same of a record of rove's."""
+def record_summary(record: rove.RolloutRecord) -> dict[str, Any]:
+    """Return the same parts of a record of rove."""
     scores = record.scores
     assert scores is not None, record.error
     rewards = {name: [value, scores.weights[name]] for name, value in scores.rewards.items()}
     metrics = {name: value for name, value in scores.metrics.items() if name != "num_turns"}
     messages = [_plain(message) for message in [*record.prompt, *record.completion]]
-    told = {"rewards": rewards, "reward": scores.reward, "metrics": metrics, "stop": record.stop_condition}
-    return {"messages": messages, **told, "turns": len(record.steps)}
+    outcome = {"rewards": rewards, "reward": scores.reward, "metrics": metrics, "stop": record.stop_condition}
+    return {"messages": messages, **outcome, "turns": len(record.steps)}
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Role, words and calls; words of errors without the addresses of pages that explain them."""
+    """Return role, text and calls of a message; in errors of pydantic, the version in the link is removed."""
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or []
-    flat = [call.get("function", call) for call in calls]
-    said = re.sub(r"errors\.pydantic\.dev/[\d.]+", "errors.pydantic.dev", message.get("content") or "")
+    functions = [call.get("function", call) for call in calls]
+    content = re.sub(r"errors\.pydantic\.dev/[\d.]+", "errors.pydantic.dev", message.get("content") or "")
     return {
         "role": message["role"],
-        "content": said,
-        "calls": [[one["name"], json.loads(one["arguments"])] for one in flat],
+        "content": content,
+        "calls": [[function["name"], json.loads(function["arguments"])] for function in functions],
         "of": message.get("tool_call_id"),
     }

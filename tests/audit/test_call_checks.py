@@ -249,7 +249,7 @@ async def test_calls_with_the_values_of_all_other_rows(counts: str, is_found: bo
 async def test_a_result_of_a_wrong_call_that_names_the_right_value(
     counts: str, names_day: bool, num_days: int, is_found: bool
 ) -> None:
-    """Of two values, the one that is not wrong is right, whatever the result says."""
+    """Of two values, the one that is not wrong is right, independent of the result of the call."""
     reported = await findings(check_values_of_results, Bookings(counts, names_day, num_days))
     assert [finding.id for finding in reported] == ["answer-leak"] * is_found
 

@@ -114,7 +114,7 @@ def as_value(text: str) -> str:
     ("prompt", "grade", "is_found"),
     [
         ("Divide.", lambda reply, answer: reply == answer, True),
-        ("Divide. Write \\frac{1}{2}.", lambda reply, answer: reply == answer, False),  # the form is asked for
+        ("Divide. Write \\frac{1}{2}.", lambda reply, answer: reply == answer, False),  # the prompt requests the form
         ("Divide.", lambda reply, answer: as_value(reply) == as_value(answer), False),
     ],
 )

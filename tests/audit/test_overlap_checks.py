@@ -65,7 +65,7 @@ REVERSED = [dataset_row(f"Sort 5 {900 - n} 3 {n} 1", f"1 3 5 {n} {900 - n}") for
             [],
         ),  # questions about a text that is not in the prompt
         (CHOICES, REORDERED, [Severity.HIGH]),  # the same questions with their options in another order
-        (CHOICES, OTHER_RIGHT_OPTION, []),  # another answer: the questions ask about something else
+        (CHOICES, OTHER_RIGHT_OPTION, []),  # another answer: the questions are different ones
         (PERMUTATIONS, REVERSED, []),  # the same numbers in another order are another problem
         (KNITTING_PROBLEMS, REWORDED_PROBLEMS, [Severity.HIGH]),
         # Rows that resemble each other by chance are no copies.

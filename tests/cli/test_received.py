@@ -1,4 +1,4 @@
-"""A run folder from somebody else runs no code and sends no key unless the user agrees."""
+"""A run folder of another person runs no code and sends no key unless the user agrees."""
 
 from __future__ import annotations
 

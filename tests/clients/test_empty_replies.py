@@ -22,7 +22,7 @@ TRANSPORTS = ["chat", "completions", "responses", "anthropic", "local model"]
 
 @asynccontextmanager
 async def silent_client(transport: str) -> AsyncIterator[Any]:
-    """Yield a client whose model answers with nothing."""
+    """Yield a client whose model returns empty replies."""
     if transport == "local model":
         yield EngineClient.from_model(tiny_model())
         return

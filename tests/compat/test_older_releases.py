@@ -278,7 +278,7 @@ def test_tools_can_be_set_in_the_form_of_openai() -> None:
         """Add."""
         return a + b
 
-    class Own(vf.ToolEnv):
+    class ToolSettingEnv(vf.ToolEnv):
         def __init__(self, **kwargs: Any):
             super().__init__(**kwargs)
             self.oai_tools.append(tool_named("appended"))
@@ -294,7 +294,7 @@ def test_tools_can_be_set_in_the_form_of_openai() -> None:
         """Look up."""
         return word
 
-    env = Own(tools=[add], dataset=ROWS[:1], rubric=vf.Rubric())
+    env = ToolSettingEnv(tools=[add], dataset=ROWS[:1], rubric=vf.Rubric())
     requests: list[rove.Request] = []
 
     class Records(rove.ScriptedClient):
@@ -331,7 +331,7 @@ def test_the_client_of_a_state_has_the_method_of_the_client_of_openai() -> None:
 
 
 def test_independent_scoring_calls_score_rollout() -> None:
-    class Own(vf.Rubric):
+    class CustomRubric(vf.Rubric):
         async def score_rollout(self, state: Any) -> None:
             state.update(reward=7.0, metrics={"own": 7.0})
 
@@ -339,14 +339,14 @@ def test_independent_scoring_calls_score_rollout() -> None:
         async def score_rollout(self, prompt: Any, completion: Any, *row_values: Any, **kwargs: Any) -> Any:
             return vf.RolloutScore(reward=3.0, metrics={"older": 3.0})
 
-    for rubric, reward in ((Own(funcs=[right]), 7.0), (OldSignatureRubric(funcs=[right]), 3.0)):
+    for rubric, reward in ((CustomRubric(funcs=[right]), 7.0), (OldSignatureRubric(funcs=[right]), 3.0)):
         env = vf.SingleTurnEnv(dataset=ROWS[1:2], rubric=rubric)
         for member in (env, vf.EnvGroup([env])):
             [output] = member.evaluate_sync(rove.ScriptedClient(answer_four), "m", independent_scoring=True)["outputs"]
             assert output["reward"] == reward
             row = member.get_dataset()[0]
             assert asyncio.run(member.run_rollout(row, rove.ScriptedClient(answer_four), "m", {}))["reward"] == reward
-    [output] = vf.SingleTurnEnv(dataset=ROWS[1:2], rubric=Own(funcs=[right])).evaluate_sync(
+    [output] = vf.SingleTurnEnv(dataset=ROWS[1:2], rubric=CustomRubric(funcs=[right])).evaluate_sync(
         rove.ScriptedClient(answer_four), "m"
     )["outputs"]
     assert output["reward"] == 1.0  # as a group

@@ -378,11 +378,11 @@ async def test_errors_affect_only_their_rollout() -> None:
 async def test_env_response_may_return_a_message_and_a_state() -> None:
     """0.1.0 returned one message with the state; 0.1.2 to 0.1.7 returned a list of messages with it."""
 
-    class Asks(vf.MultiTurnEnv):
+    class AsksAgain(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
             return {"role": "user", "content": "Sure?"}, {"asked": True}
 
-    env = Asks(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[lambda state: float(state["asked"])]), max_turns=2)
+    env = AsksAgain(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[lambda state: float(state["asked"])]), max_turns=2)
     with pytest.warns(FutureWarning, match="return the messages"):
         [record] = await rove.generate(env, SequenceClient("4"))
     assert record.reward == 1.0 and [message["content"] for message in record.completion] == ["4", "Sure?", "4"]
@@ -428,7 +428,7 @@ async def test_the_limits_of_a_run_are_enforced() -> None:
 
 
 async def test_model_calls_of_the_environment_have_their_own_seeds_and_role() -> None:
-    class Asks(vf.MultiTurnEnv):
+    class CallsModelTwice(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
             prompt = [vf.UserMessage(content="same")]
             responses = [
@@ -437,7 +437,7 @@ async def test_model_calls_of_the_environment_have_their_own_seeds_and_role() ->
             ]
             return [vf.UserMessage(content=responses[0].message.content)]
 
-    env = Asks(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
+    env = CallsModelTwice(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
     client = SequenceClient("4")
     [record] = await rove.generate(env, client)
     assert len(record.steps) == 2
@@ -471,7 +471,7 @@ async def test_turns_are_recorded_if_the_package_copies_responses() -> None:
 
 
 async def test_the_environment_can_make_concurrent_calls() -> None:
-    class Asks(vf.MultiTurnEnv):
+    class CallsModelConcurrently(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
             prompts = [[vf.UserMessage(content=f"number {i}")] for i in range(8)]
             sampling_args = [None, {"temperature": 0.5}] * 4
@@ -488,7 +488,7 @@ async def test_the_environment_can_make_concurrent_calls() -> None:
             await asyncio.sleep(0.01 * (9 - int(last[-1])) if last.startswith("number") else 0)
             return rove.Response(rove.AssistantMessage(last[-1]))
 
-    env = Asks(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
+    env = CallsModelConcurrently(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
     [record] = await rove.generate(env, Echo())
     assert record.completion[1]["content"] == "0 1 2 3 4 5 6 7"
     assert (len(record.steps), len(record.model_roles["environment"])) == (2, 8)

@@ -102,7 +102,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site() -> Path:
-    # A worker of pytest-xdist that builds beside another would read that one's unfinished search index.
+    # Workers of pytest-xdist must not build at the same time: one would read the other's unfinished search index.
     with file_lock(ROOT / "build/site.lock"):
         built = subprocess.run(
             [sys.executable, str(ROOT / "docs/site/site_build.py")], capture_output=True, text=True, check=False

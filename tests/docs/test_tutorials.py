@@ -114,6 +114,7 @@ SLOW = {
     "docs/guides/memory.md",
     "docs/guides/migrate_from_trl.md",
     "docs/guides/migrate_from_verifiers_v0.md",
+    "docs/guides/other_trainers.md",
     "docs/guides/reward_does_not_rise.md",
     "docs/guides/share_an_environment.md",
     "docs/guides/train_on_messages.md",

@@ -31,7 +31,7 @@ NOTEBOOKS = {"6_stages"}
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's project beside a virtual environment in which rove is installed."""
+    """Create a user's project and a virtual environment in which rove is installed."""
     folder = tmp_path_factory.mktemp("project")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"

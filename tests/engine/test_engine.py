@@ -510,11 +510,11 @@ def test_an_engine_can_be_used_from_a_second_event_loop():
         asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=2)))  # noqa: RUF006 - abandoned on purpose
         await asyncio.sleep(0)
 
-    async def ask() -> Generation:
+    async def generate_two_tokens() -> Generation:
         return await engine.generate([5], SamplingParams(max_tokens=2))
 
     asyncio.run(abandon())
-    assert asyncio.run(ask()) == asyncio.run(ask())
+    assert asyncio.run(generate_two_tokens()) == asyncio.run(generate_two_tokens())
 
 
 async def test_an_error_in_a_step_fails_all_requests_and_the_engine_recovers(monkeypatch: pytest.MonkeyPatch):

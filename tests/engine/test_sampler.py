@@ -350,14 +350,14 @@ def test_low_precision_logits_are_sampled_in_fp32():
 
 
 @pytest.mark.parametrize(
-    "ask", [SamplingParams(), SamplingParams(temperature=0), SamplingParams(top_p=0.5, presence_penalty=1.0)]
+    "sampling", [SamplingParams(), SamplingParams(temperature=0), SamplingParams(top_p=0.5, presence_penalty=1.0)]
 )
-def test_a_row_with_nan_logits_returns_nan_without_affecting_other_rows(ask: SamplingParams):
+def test_a_row_with_nan_logits_returns_nan_without_affecting_other_rows(sampling: SamplingParams):
     logits = logits_of(6, 0).repeat(2, 1)
     logits[0, 3] = math.nan
-    step = sampler_of(row_of(ask), row_of(ask)).step(logits)
+    step = sampler_of(row_of(sampling), row_of(sampling)).step(logits)
     assert math.isnan(step.logprobs[0])
-    assert (step.ids[1], step.logprobs[1]) == (sampler_of(row_of(ask)).step(logits[1:]).ids[0], step.logprobs[1])
+    assert (step.ids[1], step.logprobs[1]) == (sampler_of(row_of(sampling)).step(logits[1:]).ids[0], step.logprobs[1])
     assert not math.isnan(step.logprobs[1])
     assert 0 <= step.ids[0] < VOCAB
 

@@ -433,8 +433,8 @@ def test_lookup_rewards_only_answers_that_were_looked_up_before():
     assert score(lambda info, room: calls(lookup_other(info)), lambda info, room: calls(answer_right(info))) == {(0, 0)}
     answer_wrong = lambda info, room: calls(("answer", {"room": room + "s"}))  # noqa: E731
     assert score(lambda info, room: calls(lookup_right(info)), answer_wrong) == {(0, 1)}
-    answer_told = lambda info, room: calls(("answer", {"room": room}), ("answer", {"room": "?"}))  # noqa: E731
-    assert score(lambda info, room: calls(lookup_other(info), lookup_right(info)), answer_told) == {(1, 1)}
+    answer_twice = lambda info, room: calls(("answer", {"room": room}), ("answer", {"room": "?"}))  # noqa: E731
+    assert score(lambda info, room: calls(lookup_other(info), lookup_right(info)), answer_twice) == {(1, 1)}
 
 
 def test_lookup_reports_unknown_names_and_ends_at_max_turns():

@@ -347,8 +347,8 @@ def test_template_texts_have_the_gaps_of_their_queries_and_state_the_order():
     for template in questions.templates():
         assert questions.gaps_of(template.sql) == questions.gaps_of(template.text), template
         assert set(questions.gaps_of(template.text)) <= databases.GAPS[template.schema].keys()
-        asks_for_order = bool(re.search(r"first\.|^In which month|^On which day", template.text))
-        assert ("ORDER BY" in template.sql) == asks_for_order, template
+        requests_order = bool(re.search(r"first\.|^In which month|^On which day", template.text))
+        assert ("ORDER BY" in template.sql) == requests_order, template
         assert ("ORDER BY" in template.sql) == bool(re.search(r"LIMIT ({n}|1)$", template.sql)), template
     levels = Counter((template.schema, template.level) for template in questions.templates())
     assert len(levels) == 15

@@ -107,14 +107,16 @@ async def test_the_agents_return_value_is_the_last_message():
 
 
 async def test_run_agent_receives_the_state_from_setup_state():
-    class Own(vf.AgentEnv):
+    class StateReadingEnv(vf.AgentEnv):
         async def setup_state(self, state: vf.State, **kwargs: Any) -> Any:
             return {"board": "empty"}
 
         async def run_agent(self, access: Access, state: vf.State) -> str:
             return state["board"]
 
-    record = await run_one(Own(dataset=[{"question": "q", "answer": "empty"}], rubric=vf.Rubric([contains_answer])))
+    record = await run_one(
+        StateReadingEnv(dataset=[{"question": "q", "answer": "empty"}], rubric=vf.Rubric([contains_answer]))
+    )
     assert (record.reward, record.steps, record.stop_condition) == (1.0, [], "agent_finished")
 
 
@@ -369,11 +371,11 @@ async def test_an_agent_can_return_an_answer_after_max_turns():
 async def test_a_stop_condition_ends_the_rollout():
     class Stopping(vf.AgentEnv):
         @vf.stop
-        def said_enough(self, state: vf.State) -> bool:
+        def after_two_responses(self, state: vf.State) -> bool:
             return len(state["trajectory"]) == 2
 
     record = await run_one(Stopping(three_turn_agent, dataset=ROWS, rubric=vf.Rubric([contains_answer])))
-    assert (record.stop_condition, len(record.steps), record.error) == ("said_enough", 2, None)
+    assert (record.stop_condition, len(record.steps), record.error) == ("after_two_responses", 2, None)
 
 
 @pytest.mark.broad

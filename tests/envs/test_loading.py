@@ -96,7 +96,7 @@ def test_a_path_that_exists_is_that_environment(path: str, working_folder):
     finally:
         loading.external_finders[:] = first_finders
     assert (env.origin, env.env_id) == ("the path", "my_env")
-    assert requested_names == []  # no hub is asked, and nothing is "not installed"
+    assert requested_names == []  # no hub is queried, and nothing is "not installed"
     assert environment_file(path).resolve() == Path("elsewhere/my_env/my_env.py").resolve()
     assert "num_examples" in loading.environment_arguments(path)
 

@@ -427,14 +427,14 @@ def silent() -> None:
     raise ValueError
 
 
-class Unspeakable:
+class ValueWithoutText:
     def __str__(self) -> str:
         raise RuntimeError("no words")
 
 
-def unspeakable() -> Any:
-    """Returns what cannot be told."""
-    return Unspeakable()
+def return_value_without_text() -> Any:
+    """Return a value whose text cannot be computed."""
+    return ValueWithoutText()
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -449,7 +449,7 @@ def unspeakable() -> Any:
         (panic, "Panic: index out of bounds"),
         (panic_later, "Panic: overflow"),
         (silent, "ValueError()"),
-        (unspeakable, "no words"),
+        (return_value_without_text, "no words"),
     ],
 )
 def test_exceptions_of_a_tool_are_reported_to_the_model(tool: Any, message: str, parallel: bool, threads: int):
@@ -489,25 +489,25 @@ def test_an_error_outside_of_stop_errors_does_not_end_the_rollout():
     assert tool_results(run_replies(env_of(fail, stop_errors=[KeyError]), calls(call("fail")))) == ["it went badly"]
 
 
-def broken_machine() -> None:
-    """Needs a machine that is gone."""
+def use_broken_machine() -> None:
+    """Fail because a machine is gone."""
     raise vf.InfraError("no sandbox", ["try 1"])
 
 
-def used_up() -> None:
-    """Has used up what it may."""
+def exhaust_budget() -> None:
+    """Fail because the budget is exhausted."""
     raise vf.LimitReachedError("budget_reached")
 
 
 def test_infrastructure_errors_and_limits_in_a_tool_end_the_rollout():
-    record = run_replies(env_of(broken_machine), calls(call("broken_machine")))
+    record = run_replies(env_of(use_broken_machine), calls(call("use_broken_machine")))
     assert record.error is not None
     assert (record.error.type, record.error.phase, record.error.attempts) == (
         "InfraError",
-        "tool broken_machine",
+        "tool use_broken_machine",
         ["try 1"],
     )
-    record = run_replies(env_of(used_up), calls(call("used_up")))
+    record = run_replies(env_of(exhaust_budget), calls(call("exhaust_budget")))
     assert (record.error, record.stop_condition) == (None, "budget_reached")
 
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 MAX_INPUT_BYTES = 64 << 10
 """Maximum size of an input."""
 MAX_CPU_S = 2.0
-"""Maximum CPU time for an input. Not wall time, which on a busy machine says nothing about the parser."""
+"""Maximum CPU time for an input. Wall time would depend on other processes of the machine."""
 MAX_GROWTH_BYTES = 256 << 20
 """Maximum growth of the process's peak memory during an input."""
 MIN_MESSAGE_CHARS = 12
@@ -37,7 +37,7 @@ class Target(NamedTuple):
 
     name: str
     run: Callable[[bytes], object]
-    """Reads an input; raises AssertionError if the parser breaks a property of its own."""
+    """Reads an input; raises AssertionError if the parser violates a property of this target."""
     seeds: tuple[str, ...]
     """Folders and files whose literals are the first inputs, relative to the repository; see `seeds`."""
     words: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Target(NamedTuple):
 
 
 class BadErrorError(AssertionError):
-    """An error of rove says too little."""
+    """The message of a rove error is too short."""
 
 
 class SlowInputError(AssertionError):

@@ -81,7 +81,7 @@ def test_pages_fit_the_screen_are_accessible_and_load_nothing_external(
         tab.page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
         assert tab.overflow <= 0, f"{path} is {tab.overflow} pixels too wide"
         assert tab.page.evaluate("window.pwned") is None and tab.page.locator("#pwned").count() == 0
-        is_report = "/runs/" in path  # beside its script, a report has an element with its data
+        is_report = "/runs/" in path  # in addition to its script, a report has an element with its data
         elements = tab.page.evaluate("document.querySelectorAll('script, img, iframe, form form').length")
         assert elements == (2 if is_report else 1), path
         background = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")

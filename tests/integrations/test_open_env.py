@@ -475,31 +475,31 @@ async def call_rest(server: OpenEnvServer, use: Callable[[Callable[..., Awaitabl
     """Serve and call `use` with a function (path, body) → (status, response); without a body the method is GET."""
     async with serving(server.app()) as url, aiohttp.ClientSession() as http:
 
-        async def ask(path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
+        async def send(path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
             method = "POST" if body is not None or options else "GET"
             async with http.request(method, f"{url}/{path}", json=body, **options) as response:
                 return response.status, await response.json()
 
-        return await use(ask)
+        return await use(send)
 
 
 def test_episodes_over_rest_match_those_over_a_websocket() -> None:
     env = vf.load_environment("tictactoe", num_examples=8)
 
-    async def episode_over_rest(ask: Any) -> list[Any]:
-        first_state = await ask("state")
-        results = [(await ask("reset", {"split": "eval", "index": 3, "seed": 5, "episode_id": "one"}))[1]]
-        _, reset_reply = await ask("reset", {"split": "eval", "index": 3, "seed": 5})
+    async def episode_over_rest(send: Any) -> list[Any]:
+        first_state = await send("state")
+        results = [(await send("reset", {"split": "eval", "index": 3, "seed": 5, "episode_id": "one"}))[1]]
+        _, reset_reply = await send("reset", {"split": "eval", "index": 3, "seed": 5})
         name = reset_reply["metadata"]["episode_id"]
         for square in range(9):
             move = {"message": f"<move>{square}</move>"}
-            results.append((await ask("step", {"action": move, "episode_id": "one", "timeout_s": 9}))[1])
-            assert (await ask("step", {"action": move}))[1]["observation"] == results[-1][
+            results.append((await send("step", {"action": move, "episode_id": "one", "timeout_s": 9}))[1])
+            assert (await send("step", {"action": move}))[1]["observation"] == results[-1][
                 "observation"
             ]  # the latest episode
             if results[-1]["done"]:
                 break
-        missing = await ask("step", {"action": move, "episode_id": "one"})
+        missing = await send("step", {"action": move, "episode_id": "one"})
         assert missing[0] == 404 and "no episode 'one' is active" in missing[1]["detail"]
         assert first_state == (200, {"episode_id": None, "step_count": 0}) and len(name) == 32
         assert {result["metadata"]["episode_id"] for result in results} == {"one"}
@@ -524,22 +524,22 @@ def test_episodes_over_rest_match_those_over_a_websocket() -> None:
 def test_invalid_rest_requests_are_refused_with_a_status() -> None:
     server = OpenEnvServer(Talk(turns=3), "talk", max_sessions=1)
 
-    async def use_server(ask: Any) -> None:
-        assert (await ask("step", {"action": {"message": "a"}}))[0] == 404
-        assert (await ask("reset", data=b"{", headers={"Content-Type": "application/json"}))[0] == 422
-        assert (await ask("reset", [1]))[0] == 422
-        status, result = await ask("reset", {"index": 99999})
+    async def use_server(send: Any) -> None:
+        assert (await send("step", {"action": {"message": "a"}}))[0] == 404
+        assert (await send("reset", data=b"{", headers={"Content-Type": "application/json"}))[0] == 422
+        assert (await send("reset", [1]))[0] == 422
+        status, result = await send("reset", {"index": 99999})
         assert status == 422 and "expected 0 to" in result["detail"] and server.limit.active == 0
-        assert (await ask("reset", data=b""))[0] == 200
-        status, result = await ask("reset", {})
+        assert (await send("reset", data=b""))[0] == 200
+        status, result = await send("reset", {})
         assert status == 503 and (result["code"], result["detail"]) == ("CAPACITY_REACHED", "all 1 sessions are in use")
         for body in ({}, {"action": {"text": "x"}}, {"action": {"message": 3}}):
-            assert (await ask("step", body))[0] == 422
-        assert (await ask("state"))[1]["step_count"] == 0
+            assert (await send("step", body))[0] == 422
+        assert (await send("state"))[1]["step_count"] == 0
         server.rest.idle_seconds = -1.0  # idle episodes release their session
-        assert (await ask("reset", {"episode_id": "new"}))[0] == 200
-        assert (await ask("state?episode_id=new"))[1]["episode_id"] == "new"
-        assert (await ask("state?episode_id=old"))[0] == 404
+        assert (await send("reset", {"episode_id": "new"}))[0] == 200
+        assert (await send("state?episode_id=new"))[1]["episode_id"] == "new"
+        assert (await send("state?episode_id=old"))[0] == 404
 
     asyncio.run(call_rest(server, use_server))
     assert server.limit.active == 0
@@ -654,11 +654,11 @@ def test_the_scaffold_server_works_and_matches_the_rest_api(scaffold: str, reque
     assert {round(record.reward or 0.0, 6) for record in records} == {1.2}
     assert records[0].completion[-1]["content"] == "echoed_message: abcd\nmessage_length: 4"
 
-    async def call_rove(ask: Any) -> list[tuple[int, Any]]:
+    async def call_rove(send: Any) -> list[tuple[int, Any]]:
         return [
-            await ask("reset", {}),
-            await ask("step", {"action": {"message": "a"}}),
-            await ask("step", {"action": {}}),
+            await send("reset", {}),
+            await send("step", {"action": {"message": "a"}}),
+            await send("step", {"action": {}}),
         ]
 
     async def call_scaffold() -> list[tuple[int, Any]]:

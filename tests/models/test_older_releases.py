@@ -1,4 +1,4 @@
-"""Saved models are read by transformers 4.57, and keep what their base model had beside the weights.
+"""Saved models are read by transformers 4.57, and keep the other files of their base model.
 
 The released packages are downloaded at test time; without a package index, that test is skipped.
 """

@@ -1,4 +1,4 @@
-"""Every family: rollouts of three turns beside a plain forward pass, and the weights that vLLM servers load."""
+"""Every family: rollouts of three turns compared with a plain forward pass, and the weights that vLLM servers load."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_weights_for_vllm_have_the_names_and_shapes_of_the_published_ones(
     written: dict[str, torch.Size] = {}
     for file in tmp_path.glob("*.safetensors"):
         written |= {name: weight.shape for name, weight in load_file(file).items()}
-    # A head that is tied in the published model is a matrix of its own.
+    # A head that is tied in the published model is a separate matrix here.
     head = loaded.model.get_output_embeddings()
     heads = {f"{name}.weight" for name, module in loaded.model.named_modules() if module is head}
     assert written.keys() <= published.keys() | heads

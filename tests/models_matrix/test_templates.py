@@ -43,7 +43,7 @@ PUBLISHED = {
 """Family → template of one of its published models, in the wheel of TRL."""
 NO_TEMPLATE = "the packages contain no published template of this family"
 BRANCHES: dict[str, str] = {}
-"""Template → why each of its turns is a sequence of its own."""
+"""Template → why each of its turns is a separate sequence."""
 
 
 @pytest.fixture

@@ -358,16 +358,16 @@ def test_the_resizable_semaphore_never_exceeds_its_limit(
 ) -> None:
     async def run_tasks() -> None:
         semaphore = node_pool._ResizableSemaphore()
-        playing = 0
+        running = 0
 
         async def hold(seconds: int) -> None:
-            nonlocal playing
+            nonlocal running
             await semaphore.acquire()
-            assert semaphore.held <= max(semaphore.limit, playing + 1)
-            playing += 1
+            assert semaphore.held <= max(semaphore.limit, running + 1)
+            running += 1
             for _ in range(seconds):
                 await asyncio.sleep(0)
-            playing -= 1
+            running -= 1
             semaphore.release()
 
         tasks: list[asyncio.Task[None]] = []
@@ -376,12 +376,12 @@ def test_the_resizable_semaphore_never_exceeds_its_limit(
             semaphore.resize(limit)
             await asyncio.sleep(0)
         waiting = [task for task in tasks if not task.done()]
-        for _ in range(min(cancelled, len(waiting) if not playing else 0)):
+        for _ in range(min(cancelled, len(waiting) if not running else 0)):
             waiting.pop(data.draw(st.integers(0, len(waiting) - 1))).cancel()
         semaphore.resize(2)
         async with asyncio.timeout(5):
             await asyncio.gather(*tasks, return_exceptions=True)
-        assert semaphore.held == playing == 0
+        assert semaphore.held == running == 0
 
     asyncio.run(run_tasks())
 

@@ -434,16 +434,18 @@ def test_cost_limits_require_a_price(options):
         generate_sync(Quiz(), scripted_client("hi"), **options)
 
 
-@pytest.mark.parametrize(("max_errors", "played"), [(2, 3), (0.5, 20)])
-def test_a_run_with_too_many_errors_stops_early_and_keeps_its_records(max_errors, played, tmp_path):
+@pytest.mark.parametrize(("max_errors", "num_rollouts"), [(2, 3), (0.5, 20)])
+def test_a_run_with_too_many_errors_stops_early_and_keeps_its_records(max_errors, num_rollouts, tmp_path):
     def always_fails(messages, state, rng):
         raise vf.InfraError("the endpoint is gone")
 
-    with pytest.raises(vf.TooManyErrorsError, match=rf"{played} of {played} rollouts failed.*\n.*the endpoint is gone"):
+    with pytest.raises(
+        vf.TooManyErrorsError, match=rf"{num_rollouts} of {num_rollouts} rollouts failed.*\n.*the endpoint is gone"
+    ):
         generate_sync(
             Quiz(40), scripted_client(always_fails), max_errors=max_errors, max_concurrent=1, run=tmp_path / "run"
         )
-    assert len(list(Run(tmp_path / "run").rollouts())) == played
+    assert len(list(Run(tmp_path / "run").rollouts())) == num_rollouts
 
 
 @pytest.mark.parametrize("max_errors", [20, 0.5])
@@ -587,18 +589,18 @@ def test_a_later_failure_replaces_an_earlier_score(tmp_path):
     env = Quiz(1, rubric=vf.Rubric([vf.group_reward(group_size)]))
     folder = tmp_path / "run"
 
-    def fails(sibling):
+    def client_failing_at(member):
         def policy(messages, state, rng):
-            fails.calls += 1
-            if fails.calls % 3 == sibling:
+            client_failing_at.calls += 1
+            if client_failing_at.calls % 3 == member:
                 raise vf.InfraError("gone")
             return "hi"
 
-        fails.calls = -1
+        client_failing_at.calls = -1
         return scripted_client(policy, name="one")
 
-    first = generate_sync(env, fails(2), rollouts_per_example=3, max_concurrent=1, run=folder)
-    second = generate_sync(env, fails(0), rollouts_per_example=3, max_concurrent=1, run=folder)
+    first = generate_sync(env, client_failing_at(2), rollouts_per_example=3, max_concurrent=1, run=folder)
+    second = generate_sync(env, client_failing_at(0), rollouts_per_example=3, max_concurrent=1, run=folder)
     assert [[r.reward for r in records] for records in (first, second)] == [[2.0, 2.0, None], [None, 2.0, 2.0]]
     assert [r.rollout_index for r in Run(folder).finished()] == [1, 2]
 

@@ -33,7 +33,7 @@ async def test_a_finished_run_does_not_wait_for_the_pause_of_an_endpoint():
                 self.limiter.release(admitted, "refused", pause=3600)
 
         async def close(self):
-            """Nothing to free."""
+            """Do nothing."""
 
     async with asyncio.timeout(20):
         client = PausingClient()

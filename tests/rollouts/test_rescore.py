@@ -68,12 +68,12 @@ def without_scoring_time(record: RolloutRecord) -> RolloutRecord:
 
 
 @settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 99), siblings=st.integers(1, 3), player=st.sampled_from(["random", "optimal", "teacher"]))
-def test_an_unchanged_rubric_gives_the_same_records_and_summary(tmp_path_factory, seed, siblings, player):
+@given(seed=st.integers(0, 99), group_size=st.integers(1, 3), policy=st.sampled_from(["random", "optimal", "teacher"]))
+def test_an_unchanged_rubric_gives_the_same_records_and_summary(tmp_path_factory, seed, group_size, policy):
     folder = tmp_path_factory.mktemp("runs")
     env = vf.load_environment("tictactoe", num_examples=4)
-    client = scripted_client(env.policies[player])
-    options = {"rollouts_per_example": siblings, "seed": seed, "sampling_args": {"temperature": 0.5}}
+    client = scripted_client(env.policies[policy])
+    options = {"rollouts_per_example": group_size, "seed": seed, "sampling_args": {"temperature": 0.5}}
     source = evaluated_run(folder / "a", env, client, **options)
     summary, records = rescore(env, source, folder / "b")
     assert [without_scoring_time(record) for record in records] == [

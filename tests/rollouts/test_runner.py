@@ -601,7 +601,7 @@ class NumberedClient:
         return Response(vf.AssistantMessage(f"answer {number}"), tokens=vf.StepTokens([number], [number], [0.0]))
 
     async def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing."""
 
 
 def rollout_state() -> vf.State:

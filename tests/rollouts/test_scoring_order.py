@@ -17,7 +17,7 @@ from rove.runs.run import Run
 
 
 class Shop(vf.MultiTurnEnv):
-    """Sells things; the database says what was sold."""
+    """An environment that records its sales in a database."""
 
     async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
         state["db"] = sqlite3.connect(":memory:", check_same_thread=False)

@@ -92,7 +92,7 @@ def changing_values(keys: list[str]) -> list[Case]:
 
 
 def set_key(state: vf.State, position: str) -> None:
-    """Set the key of the row if the row says that it is set here."""
+    """Set the key of the row if the row names this place."""
     info = bookkeeping(state).input["info"]  # pyright: ignore[reportOptionalSubscript]
     if info["place"] == position:
         state[info["key"]] = VALUES[info["value"]]()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tiers import each_row
 
@@ -454,6 +454,7 @@ def test_no_response_quoted_after_a_verdict_changes_it_to_yes(response: str, int
         assert verdict_or_unreadable(reply, response) in ("no", "unreadable")
 
 
+@example("\x1f", "The response is:\n", "\n")
 @given(RESPONSES, st.sampled_from(INTRODUCTIONS), st.sampled_from(["\n", "\n\n", '"\n', "\nIt is wrong.\n", "\n```\n"]))
 def test_no_response_quoted_before_a_verdict_changes_it_to_yes(response: str, introduction: str, end: str) -> None:
     for verdict in ("Verdict: no", '{"verdict": "no"}', "no"):

@@ -63,7 +63,7 @@ def test_one_command_at_a_time_trains_in_a_folder(tmp_path: Path):
         (["rl2", "recipe.toml"], True),
         (["data", "sft", "rl", "eval"], False),  # a folder of single runs with these names
         (["recipe.toml", "mine"], False),
-        (["config.toml", "results.json"], False),  # a run of its own
+        (["config.toml", "results.json"], False),  # a separate run
         (["sft"], False),  # a folder of runs with this name
         (["eval", "mine"], False),
         ([], False),

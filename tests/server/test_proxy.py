@@ -273,11 +273,11 @@ async def test_concurrent_requests_of_a_rollout_each_get_their_own_response():
 
     async with open_rollout(RecordingClient(lambda request: echo(request))) as rollout, rollout.openai() as sdk:
 
-        async def ask(i: int) -> str | None:
+        async def send_request(i: int) -> str | None:
             message: Any = {"role": "user", "content": f"q{i}"}
             return (await sdk.chat.completions.create(model="x", messages=[message])).choices[0].message.content
 
-        assert await asyncio.gather(*map(ask, range(8))) == [f"q{i}" for i in range(8)]
+        assert await asyncio.gather(*map(send_request, range(8))) == [f"q{i}" for i in range(8)]
         assert all(step.completion[0]["content"] == step.prompt[0]["content"] for step in rollout.steps)
         assert len({request.seed for request in rollout.client.requests}) == 8
 

@@ -491,7 +491,7 @@ async def test_malformed_http_does_not_affect_the_server(sent: bytes):
         await writer.drain()
         writer.close()
         async with aiohttp.ClientSession() as session:
-            assert (await _ask(session, f"{url}/completions", {"prompt": "a"}))[0] == 200
+            assert (await _post(session, f"{url}/completions", {"prompt": "a"}))[0] == 200
         await app[QUEUE].idle.wait()  # those disconnected clients are noticed a little later
     assert len(client.requests) == 1
 
@@ -513,7 +513,7 @@ async def soak(count: int) -> None:
                 body: Any = {"messages": HI, "seed": i, "stream": kind == 1, "n": 1 + i % 3}
                 if kind == 2:
                     body = BROKEN_BODIES[i % len(BROKEN_BODIES)]
-                task = asyncio.create_task(_ask(session, f"{url}/chat/completions", body))
+                task = asyncio.create_task(_post(session, f"{url}/chat/completions", body))
                 if kind == 3:
                     await asyncio.sleep(0.001 * (i % 17))
                     task.cancel()
@@ -531,11 +531,11 @@ async def soak(count: int) -> None:
             await app[QUEUE].idle.wait()  # those disconnected clients are noticed a little later
             assert (client.under_way, metrics.under_way, metrics.queued) == (0, 0, 0)
             assert app[QUEUE]._slots._value == client.max_concurrent
-            assert (await _ask(session, f"{url}/chat/completions", {"messages": HI}))[0] == 200
-        assert len([task for task in asyncio.all_tasks() if "_ask" in repr(task.get_coro())]) == 0
+            assert (await _post(session, f"{url}/chat/completions", {"messages": HI}))[0] == 200
+        assert len([task for task in asyncio.all_tasks() if "_post" in repr(task.get_coro())]) == 0
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, body: Any) -> tuple[int, str]:
+async def _post(session: aiohttp.ClientSession, url: str, body: Any) -> tuple[int, str]:
     async with session.post(url, data=body if isinstance(body, bytes) else json.dumps(body), headers=JSON) as reply:
         return reply.status, await reply.text()
 

@@ -293,7 +293,7 @@ def bytes_of(examples: int, times: int = 1) -> int:
 
 @pytest.mark.slow
 def test_memory_grows_with_the_examples_and_slowly():
-    # 300 bytes an example are 30 MB for 100,000; beside them counts of latencies, at most 900 for each power of ten.
+    # 300 bytes an example are 30 MB for 100,000; in addition, there are counts of latencies, at most 900 for each power of ten.
     bytes_of(100)  # what is imported and cached at the first time
     once, twice = bytes_of(10_000), bytes_of(20_000)
     print(f"\n{once} and {twice} bytes")
@@ -308,7 +308,7 @@ def test_memory_does_not_grow_with_the_rollouts_of_an_example():
 
 
 def test_equal_values_of_a_metric_have_no_interval():
-    """A metric may be a count: one turn in each of 40 rollouts says nothing about the largest number of turns."""
+    """A metric may be a count: one turn in each of 40 rollouts does not show the largest number of turns."""
     for value in (0.0, 1.0):
         scores = Scores(value, {"right": value}, {"right": 1.0}, {"num_turns": value, "won": value})
         records = [make_record(example_key=str(n), scores=scores) for n in range(40)]

@@ -139,7 +139,7 @@ class Venv:
             raise RowError(f"imported {imported}; expected the wheel's files below {WORK / 'venv'}")
 
     def tests(self) -> str:
-        """Run the fixed set of tests on a copy, which has no folder `rove` beside it; return pytest's last line."""
+        """Run the fixed set of tests on a copy, without a folder `rove` next to it; return pytest's last line."""
         self.install(*TEST_TOOLS)
         copy = WORK / "tree"
         shutil.rmtree(copy, ignore_errors=True)

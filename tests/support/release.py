@@ -1,7 +1,7 @@
 """Check that this commit can be released, and write its wheel and its source distribution to dist/: `make release`.
 
 `--rehearsal` checks everything except what only a release has: a clean tree, a date in CHANGELOG.md, and an unused tag.
-docs/releasing.md says how to release.
+docs/releasing.md describes a release.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 4096,  # a prompt with tools has a thousand tokens of this tokenizer
     "initializer_range": 0.2,
 }
-"""Settings of a family that has no row of its own below; a row replaces or adds some."""
+"""Settings of a family without a row below; a row replaces some settings or adds further ones."""
 
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LOCAL_EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}

@@ -70,10 +70,10 @@ class Session:
         while True:
             pass
 
-    def unspeakable(self):
+    def unserializable(self):
         return {1, 2}
 
-    def hoard(self):
+    def allocate_gibibyte(self):
         return len(bytearray(1 << 30))
 
     def variables(self):

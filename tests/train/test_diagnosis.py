@@ -151,12 +151,12 @@ def test_answers_that_are_new_in_any_case_are_not_counted(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("unseen", "is_said"), [((147, 175), True), ((80, 175), False), ((0, 0), False), (None, False)]
+    ("unseen", "is_stated"), [((147, 175), True), ((80, 175), False), ((0, 0), False), (None, False)]
 )
-def test_memorization_says_if_most_held_out_answers_are_new(unseen: tuple[int, int] | None, is_said: bool):
+def test_memorization_says_if_most_held_out_answers_are_new(unseen: tuple[int, int] | None, is_stated: bool):
     [finding] = after_sft(LOW, [FORMAT, token_class(GUESS, 0.4 * GUESS, 0.1 * GUESS)], task(unseen=unseen))
-    assert ("147 of the 175 different held-out answers occur in no response" in finding.text) == is_said
-    assert finding.remedy.startswith("list the possible answers") == is_said
+    assert ("147 of the 175 different held-out answers occur in no response" in finding.text) == is_stated
+    assert finding.remedy.startswith("list the possible answers") == is_stated
 
 
 def test_the_guessing_finding_names_the_tokens_and_the_number_of_choices():

@@ -1,4 +1,4 @@
-"""The model card in `final/`: the hub reads it, and it says nothing about the machine."""
+"""The model card in `final/`: the hub reads it, and it contains no information about the machine."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_model_of_the_hugging_face_cache_is_named_as_on_the_hub(tmp_path: Path
 
 
 def test_a_card_that_cannot_be_written_does_not_cost_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    run, config = rl_run(tmp_path, rows=[{"step": 1}])  # no row of the step that is said to be the best
+    run, config = rl_run(tmp_path, rows=[{"step": 1}])  # no row of the step that is named as the best
     final = save_result(config, run, tiny_model(), {"best": {"metric": "reward/mean", "step": 2}})
     assert (final / "config.json").exists() and not (final / CARD).exists()
     assert "saved without its card README.md: RuntimeError" in caplog.text

@@ -45,7 +45,7 @@ class Case(NamedTuple):
         return self.renderer.decode([id for id, is_trained in zip(ids, mask, strict=True) if is_trained])
 
     def only_trained_by_trl(self) -> list[str]:
-        """The texts that only TRL trains on, in the tokens that both have."""
+        """Return the texts that only TRL trains on, in the tokens that both have."""
         sequence = self.sequence
         assert sequence.ids == self.ids[: len(sequence.ids)]
         pairs = list(zip(sequence.ids, sequence.mask, self.mask, strict=False))
@@ -53,7 +53,7 @@ class Case(NamedTuple):
         return [self.renderer.decode([id]) for id, rove, trl in pairs if trl and not rove]
 
     def rest(self) -> str:
-        """What TRL's sequence has after the end of rove's."""
+        """Return the text of TRL's sequence after the end of rove's."""
         return self.renderer.decode(self.ids[len(self.sequence.ids) :])
 
 
@@ -203,7 +203,7 @@ def test_tools_without_a_known_format_of_calls_are_refused():
 
 
 def test_calls_in_the_tags_of_glm_are_trained_on():
-    """As with its thoughts, each turn is a sequence of its own: the template has no end of a turn."""
+    """As with thoughts, each turn is a separate sequence, because the template has no end of a turn."""
     for case in cases("glm4moe", "tools"):
         first = case.sequences[0]
         assert "<tool_call>weather\n<arg_key>city</arg_key>" in case.trained(first.ids, first.mask)

@@ -116,13 +116,13 @@ def use_run(path: Path, output: Path) -> list[str]:
         except Error as error:
             errors.append(str(error))
 
-    def ask(name: str) -> None:
+    def call_api(name: str) -> None:
         params = {"run": path.name, "line": "0", "name": "reward", "a": path.name, "b": "good", "as": "curl"}
         msgspec.json.encode(ENDPOINTS[name](store, QueryParams(list(params.items()))))
 
     run = Run(path)
     for name in ENDPOINTS.keys() - {"stages"}:  # the page of a folder of `rove train`
-        attempt(lambda name=name: ask(name))
+        attempt(lambda name=name: call_api(name))
     attempt(lambda: write_report(run, output / "report.html"))
     attempt(lambda: markdown(run))
     attempt(lambda: read_run(str(path)))

@@ -128,8 +128,8 @@ def test_a_rollout_of_several_turns_shows_how_it_ended_instead_of_its_last_reply
     completion: list[dict[str, str]] = []
     for observation, reply in moves:
         completion += [{"role": "user", "content": observation}, {"role": "assistant", "content": reply}]
-    played = msgspec.structs.replace(make_record(0, win=0.0), completion=completion[1:-1])
-    run = write_run_folder(tmp_path / "run", [played, make_record(1), make_record(2)])
+    multi_turn = msgspec.structs.replace(make_record(0, win=0.0), completion=completion[1:-1])
+    run = write_run_folder(tmp_path / "run", [multi_turn, make_record(1), make_record(2)])
     index = Index(run.path / "rollouts.jsonl")
     assert index.catch_up(60.0).done
     mistakes = describe_mistakes(graded_rollouts(index))

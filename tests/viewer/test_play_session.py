@@ -137,7 +137,7 @@ async def test_the_role_can_be_changed_between_games(tmp_path: Path):
         assert (game["scores"]["rewards"]["format"], game["scores"]["rewards"]["invalid_move"]) == (1.0, 0.0)
         await act("again", role="none")
         game = await wait_for(state, lambda game_state: game_state["over"] and game_state["role"] == "none")
-        assert game["scores"]["metrics"]["lost"] == 0.0  # the optimal policy played for the model
+        assert game["scores"]["metrics"]["lost"] == 0.0  # the optimal policy took the model's role
 
 
 async def test_a_person_can_watch_and_failures_are_reported(tmp_path: Path):

@@ -73,7 +73,7 @@ def publish(engine: VLLMEngine, loaded: LoadedModel, version: int) -> Path:
     return weights
 
 
-def ask(engine: VLLMEngine, *prompts: list[int], **sampling: Any) -> list[Generation]:
+def generate(engine: VLLMEngine, *prompts: list[int], **sampling: Any) -> list[Generation]:
     async def generate_all() -> list[Generation]:
         try:
             return await asyncio.gather(
@@ -103,7 +103,7 @@ def test_vllm_engine_implements_the_client_engine_protocol(tmp_path: Path):
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_tokens_have_the_logprobs_they_were_sampled_with(tmp_path: Path, fake: FakeVLLM, temperature: float):
     engine = synced_engine(tmp_path, fake.url, version=3)
-    for generation in ask(engine, *[PROMPT] * 4, temperature=temperature):
+    for generation in generate(engine, *[PROMPT] * 4, temperature=temperature):
         assert generation.policy_version == 3
         assert generation.version_spans == []
         assert generation.logprobs == pytest.approx(expected_logprobs(PROMPT, generation, temperature), abs=1e-4)
@@ -124,7 +124,7 @@ def test_scores_equal_those_of_the_model(tmp_path: Path, fake: FakeVLLM):
 
 def test_top_logprobs_and_prompt_logprobs_are_returned_on_request(tmp_path: Path, fake: FakeVLLM):
     engine = synced_engine(tmp_path, fake.url)
-    [generation] = ask(engine, PROMPT, logprobs=2, prompt_logprobs=1, temperature=0.0)
+    [generation] = generate(engine, PROMPT, logprobs=2, prompt_logprobs=1, temperature=0.0)
     assert generation.top_logprobs is not None
     assert [len(top) for top in generation.top_logprobs] == [2] * len(generation.ids)
     assert [top[0][0] for top in generation.top_logprobs] == generation.ids  # greedy: the most likely token
@@ -135,9 +135,9 @@ def test_top_logprobs_and_prompt_logprobs_are_returned_on_request(tmp_path: Path
 
 def test_a_stop_string_truncates_the_text(tmp_path: Path, fake: FakeVLLM):
     engine = synced_engine(tmp_path, fake.url)
-    [unstopped] = ask(engine, PROMPT, temperature=0.0, ignore_eos=True)
+    [unstopped] = generate(engine, PROMPT, temperature=0.0, ignore_eos=True)
     text = LOADED.renderer.decode(unstopped.ids)
-    [generation] = ask(engine, PROMPT, temperature=0.0, ignore_eos=True, stop=[text[2:4]])
+    [generation] = generate(engine, PROMPT, temperature=0.0, ignore_eos=True, stop=[text[2:4]])
     assert generation.text == text[: text.index(text[2:4])]
     assert (generation.finish_reason, generation.stopped_by) == ("stop", text[2:4])
 
@@ -177,7 +177,7 @@ def test_unsupported_requests_are_refused(
 
 def test_a_generation_ends_at_the_end_of_the_context(tmp_path: Path, fake: FakeVLLM):
     engine = synced_engine(tmp_path, fake.url)
-    [generation] = ask(engine, [5] * 1022, ignore_eos=True)
+    [generation] = generate(engine, [5] * 1022, ignore_eos=True)
     assert len(generation.ids) == 2
     fake.context = 50
     assert synced_engine(tmp_path, fake.url).context == 50
@@ -192,7 +192,7 @@ def test_new_weights_are_used_after_an_update(tmp_path: Path, fake: FakeVLLM):
     first = engine.fleet.weights.model
     weights = publish(engine, new_model, 2)
     assert engine.fleet.parity_error <= 1e-4
-    assert ask(engine, PROMPT)[0].policy_version == 2
+    assert generate(engine, PROMPT)[0].policy_version == 2
     assert engine.score(PROMPT) == pytest.approx(parity_check(new_model.model, PROMPT).logprobs, abs=1e-4)
     assert weights.exists()
     assert not first.exists()
@@ -205,8 +205,8 @@ def test_every_weight_update_uses_a_new_cache_salt(tmp_path: Path, fake: FakeVLL
     engine = synced_engine(tmp_path, fake.url)
     for version in (1, 2):
         publish(engine, LOADED, version)
-        ask(engine, PROMPT)
-    ask(engine_of(tmp_path, fake.url), PROMPT)  # another run
+        generate(engine, PROMPT)
+    generate(engine_of(tmp_path, fake.url), PROMPT)  # another run
     salts = [body["cache_salt"] for path, body in fake.requests if path == "/inference/v1/generate"]
     assert len(set(salts)) == 4  # version 1 was loaded twice
 
@@ -271,13 +271,13 @@ def test_requests_are_balanced_and_a_next_turn_goes_to_the_same_server(tmp_path:
     with FakeVLLM(folder) as first_server, FakeVLLM(folder) as second_server:
         engine = synced_engine(tmp_path, first_server.url, second_server.url)
         prompts = [[*PROMPT, n] for n in range(10, 18)]
-        first = ask(engine, *prompts)
+        first = generate(engine, *prompts)
         prompts_by_server = [
             [body["token_ids"] for path, body in s.requests if "generate" in path][1:]
             for s in (first_server, second_server)
         ]
         assert [len(received) for received in prompts_by_server] == [4, 4]
-        ask(engine, *[[*prompt, *generation.ids, 9] for prompt, generation in zip(prompts, first, strict=True)])
+        generate(engine, *[[*prompt, *generation.ids, 9] for prompt, generation in zip(prompts, first, strict=True)])
         for server, first_prompts in zip((first_server, second_server), prompts_by_server, strict=True):
             turns = [body["token_ids"] for path, body in server.requests if "generate" in path][5:]
             assert sorted(turn[: len(PROMPT) + 1] for turn in turns) == sorted(first_prompts)
@@ -288,7 +288,7 @@ def test_a_transient_failure_is_retried(tmp_path: Path, fake: FakeVLLM, fault: s
     set_backoff(monkeypatch)
     engine = synced_engine(tmp_path, fake.url)
     fake.faults.append(fault)
-    assert ask(engine, PROMPT)[0].ids
+    assert generate(engine, PROMPT)[0].ids
     assert not fake.faults
 
 
@@ -299,7 +299,7 @@ def test_a_permanent_failure_raises_an_error_after_four_attempts(
     engine = synced_engine(tmp_path, fake.url)
     fake.faults += ["http_500"] * 4
     with pytest.raises(InfraError, match="HTTP 500: EngineDeadError") as raised:
-        ask(engine, PROMPT)
+        generate(engine, PROMPT)
     assert len(raised.value.attempts) == 4
 
 
@@ -310,9 +310,9 @@ def test_requests_of_an_unreachable_server_go_to_the_others(
     with FakeVLLM(folder) as running:
         with FakeVLLM(folder) as stopped:
             engine = synced_engine(tmp_path, running.url, stopped.url)
-            first = ask(engine, *[[*PROMPT, n] for n in range(10, 18)])
+            first = generate(engine, *[[*PROMPT, n] for n in range(10, 18)])
         turns = [[*PROMPT, n, *generation.ids, 9] for n, generation in zip(range(10, 18), first, strict=True)]
-        assert [len(generation.ids) > 0 for generation in ask(engine, *turns, *[PROMPT] * 30)] == [True] * 38
+        assert [len(generation.ids) > 0 for generation in generate(engine, *turns, *[PROMPT] * 30)] == [True] * 38
         with pytest.raises(RunError, match="the weights of version 2 were not loaded"):
             engine.update_weights(2, write_weights(tmp_path))
 
@@ -327,7 +327,7 @@ def test_an_external_server_that_was_restarted_gets_its_weights_again(
         engine = synced_engine(tmp_path, fake.url)
         fake._load(tmp_path / "others")
         fake.version = "default"
-        [generation] = ask(engine, PROMPT)
+        [generation] = generate(engine, PROMPT)
         assert generation.policy_version == 1
         assert generation.logprobs == pytest.approx(expected_logprobs(PROMPT, generation), abs=1e-4)
 
@@ -359,7 +359,7 @@ def test_a_parity_failure_after_a_restart_ends_the_run(tmp_path: Path, monkeypat
     )
     engine.fleet.servers[0].stop()
     with pytest.raises(RunError, match="does not compute what the trainer does"):
-        ask(engine, PROMPT)
+        generate(engine, PROMPT)
     with pytest.raises(RunError, match="does not compute what the trainer does"):
         asyncio.run(engine.generate(PROMPT, SamplingParams(max_tokens=2)))
     assert engine.fleet.servers[0].has_ended
@@ -375,9 +375,9 @@ def test_a_killed_server_is_restarted(tmp_path: Path, monkeypatch: pytest.Monkey
     pids = [int(server.log.read_text().split()[1]) for server in engine.fleet.servers]
     assert "1" in engine.fleet.servers[0].log.read_text()
     os.kill(pids[0], signal.SIGKILL)
-    assert [generation.policy_version for generation in ask(engine, *[PROMPT] * 6)] == [7] * 6
+    assert [generation.policy_version for generation in generate(engine, *[PROMPT] * 6)] == [7] * 6
     assert engine.fleet.restarts == 1
-    assert len({generation.ids[0] for generation in ask(engine, *[PROMPT] * 16, ignore_eos=True)}) > 1
+    assert len({generation.ids[0] for generation in generate(engine, *[PROMPT] * 16, ignore_eos=True)}) > 1
     os.kill(pids[1], signal.SIGKILL)
     publish(engine, tiny_model(seed=1), 8)
     assert engine.fleet.restarts == 2
@@ -419,6 +419,6 @@ def test_a_server_that_keeps_dying_is_given_up(tmp_path: Path, monkeypatch: pyte
     )
     engine.fleet.servers[0].stop()
     with pytest.raises(InfraError, match=r"(?s)ended with exit code 1.*oh no|has died 3 times"):
-        ask(engine, PROMPT)
+        generate(engine, PROMPT)
     with pytest.raises(RunError, match=r"(?s)the weights of version 2 were not loaded: .*oh no"):
         engine.update_weights(2, write_weights(tmp_path))

@@ -16,7 +16,7 @@ from rove.core.errors import InfraError, RunError
 from rove.vllm import router as router_module
 from rove.vllm.router import HealthMonitor, Router
 from rove.vllm.server import DEFAULT_CONFIG, Server, VLLMConfig
-from tests.vllm.test_engine import FAKE, LOADED, PROMPT, ask, publish, set_backoff, synced_engine
+from tests.vllm.test_engine import FAKE, LOADED, PROMPT, generate, publish, set_backoff, synced_engine
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_requests_of_a_hung_server_go_to_the_others(tmp_path: Path, fake: FakeVL
     with FakeVLLM(tmp_path / "model") as healthy:
         engine = synced_engine(tmp_path, fake.url, healthy.url, hang_seconds=1.0)
         fake.faults.append("hangs")
-        assert all(generation.ids for generation in ask(engine, *[[*PROMPT, n] for n in range(10, 20)]))
+        assert all(generation.ids for generation in generate(engine, *[[*PROMPT, n] for n in range(10, 20)]))
         with pytest.raises(RunError, match=r"weights of version 2 were not loaded: .* does not answer POST /pause"):
             publish(engine, LOADED, 2)
         fake.faults.clear()
@@ -101,7 +101,7 @@ def test_a_single_hung_server_is_named_in_the_error(tmp_path: Path, fake: FakeVL
     engine = synced_engine(tmp_path, fake.url, hang_seconds=0.3)
     fake.faults.append("hangs")
     with pytest.raises(InfraError, match=rf"the vLLM server at {fake.url} fails: .*it hangs.*vllm.hang_seconds"):
-        ask(engine, PROMPT)
+        generate(engine, PROMPT)
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_a_hung_server_that_rove_started_is_restarted(tmp_path: Path, monkeypatc
     [server] = engine.fleet.servers
     stopped = [int(server.log.read_text().split()[1])]
     os.kill(stopped[0], signal.SIGSTOP)
-    assert [generation.policy_version for generation in ask(engine, *[PROMPT] * 3)] == [1] * 3
+    assert [generation.policy_version for generation in generate(engine, *[PROMPT] * 3)] == [1] * 3
     assert engine.fleet.restarts == 1
     stopped.append(int(server.log.read_text().rpartition("listening ")[2].split()[0]))
     os.kill(stopped[1], signal.SIGSTOP)

@@ -73,7 +73,7 @@ def test_exceptions_are_returned_and_the_worker_stays_usable(workers: Workers) -
         for name, args in (
             ("divide", {"by": 0}),
             ("quit", {}),
-            ("unspeakable", {}),
+            ("unserializable", {}),
             ("nothing", {}),
             ("add", {"n": 1}),
         ):
@@ -286,7 +286,7 @@ def test_random_state_variables_and_memory_are_separate(workers: Workers, monkey
     async def exhaust_memory() -> int:
         limited = Workers(MODULE, memory_bytes=256 << 20)
         try:
-            return await (await limited.open()).call("hoard")
+            return await (await limited.open()).call("allocate_gibibyte")
         finally:
             limited.close()
 

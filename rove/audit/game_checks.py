@@ -504,11 +504,9 @@ def commands_in(text: str) -> list[str]:
 def with_other_verbs(reply: str, verbs: Sequence[str]) -> list[str]:
     """Return a command such as "take key" with each other verb; [] if its verb is not one of `verbs`."""
     verb, space, argument = reply.partition(" ")
-    return (
-        [f"{other_verb}{space}{argument}" for other_verb in verbs if other_verb != verb]
-        if verb in verbs and argument
-        else []
-    )
+    if verb not in verbs or not argument:
+        return []
+    return [f"{other_verb}{space}{argument}" for other_verb in verbs if other_verb != verb]
 
 
 def _repeated(policy: Policy, first: str, then: str) -> Policy:

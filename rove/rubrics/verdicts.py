@@ -322,7 +322,7 @@ class _Reader:
         for line in re.finditer(r"[^\n]+", reply):
             if self._judged.has_line(line[0]):
                 yield _Statement(line.start(), line.end(), self._choice(line[0]), WEAK, is_quoted=True)
-            elif text[line.start() : line.end()].strip(_EDGES).strip():  # control characters are no verdict
+            elif text[line.start() : line.end()].strip(_EDGES).strip():  # some control characters count as spaces
                 lines.append(line)
         if not lines:
             return

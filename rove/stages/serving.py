@@ -179,8 +179,15 @@ def served_client(config: ServeConfig, reporter: Reporter | None = None) -> Clie
     adapters = {name: read_folder(path) for name, path in config.adapters.items()}  # check before loading the model
     for path in config.adapters.values():
         check_base(path, folder)
-    template = config.chat_template, config.template_args
-    client = embedded(config.model, config.trust_remote_code, config.device, reporter, *template, config.max_batch)
+    client = embedded(
+        config.model,
+        config.trust_remote_code,
+        config.device,
+        reporter,
+        config.chat_template,
+        config.template_args,
+        config.max_batch,
+    )
     for name, adapter in adapters.items():
         client.engine.load_adapter(name, adapter)
     return client

@@ -216,6 +216,7 @@ class LoRAConfig(Settings, frozen=True, kw_only=True):
 
 
 EVALUATION_KINDS = ("rollouts", "exhaustive")
+"""Values of `kind` in an `[[evaluation]]` table."""
 
 
 class EvaluationConfig(Settings, frozen=True, kw_only=True):

@@ -216,8 +216,8 @@ class HeldOutEvaluations:
         started = time.perf_counter()
         metrics: dict[str, float] = {}
         for config in configs:
-            run = self._all_games if config.is_exhaustive else self._rollouts
-            measured = await run(step, config)
+            evaluation = self._all_games(step, config) if config.is_exhaustive else self._rollouts(step, config)
+            measured = await evaluation
             metrics |= {f"eval/{config.label}/{name}": value for name, value in measured.items()}
         self.client.engine.update_weights(step)  # clears the engine's caches, as in a run that resumes here
         return {**metrics, "time/evaluation": time.perf_counter() - started}

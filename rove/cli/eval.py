@@ -101,6 +101,7 @@ def _check_resumes(config: EvalConfig, folder: str) -> None:
         "rove eval tictactoe -m scripted:teacher",
         "rove eval reverse_text -m gpt-5-mini -n 20 -r 4      # needs OPENAI_API_KEY",
         "rove eval questions.csv -m MODEL -b http://localhost:8000/v1 --scorer numeric",
+        "rove eval tictactoe -m scripted:teacher --train -n 1000 -r 1   # data for rove sft",
         "rove eval @ evaluations.toml                         # a file with [[eval]] tables",
         note="rove eval --help-all lists every setting.",
     ),

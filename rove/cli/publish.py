@@ -153,7 +153,7 @@ async def _owner(hub: Hub) -> str:
     """Return the owner of the user's token."""
     me = await hub.me()
     if not isinstance(me.get("owner"), str):
-        raise HubError(f"{hub.where} does not name the owner of this token; give --owner")
+        raise HubError(f"{hub.address} does not name the owner of this token; give --owner")
     return check_owner(me["owner"])
 
 

@@ -58,7 +58,7 @@ def print_preview(preview: SFTPreview, console: Console) -> None:
     """Print what would be trained on; ⟦…⟧ marks the trained tokens, with and without color."""
     for number, conversation in enumerate(preview.shown, start=1):
         for pieces in conversation.sequences:
-            console.print(f"conversation {number}  {conversation.place}", style="bold")
+            console.print(f"conversation {number}  {conversation.origin}", style="bold")
             text = Text()
             for piece in pieces:
                 text.append(

@@ -287,16 +287,20 @@ class Response(msgspec.Struct, frozen=True):
     """For each of the tokens in `prompt_logprobs`, the most likely ids at its position."""
 
     @staticmethod
-    def of(message: Message, prompt_ids: list[int], made: Generation, finish_reason: str | None = None) -> Response:
+    def of(
+        message: Message, prompt_ids: list[int], generation: Generation, finish_reason: str | None = None
+    ) -> Response:
         """Return the response for a generation of an engine; `finish_reason` overrides the generation's own."""
         return Response(
             message,
-            Usage(len(prompt_ids), len(made.ids)),
-            finish_reason or made.finish_reason,
-            StepTokens(prompt_ids, made.ids, made.logprobs, made.policy_version, made.version_spans),
-            top_logprobs=made.top_logprobs,
-            prompt_logprobs=made.prompt_logprobs,
-            prompt_top_logprobs=made.prompt_top_logprobs,
+            Usage(len(prompt_ids), len(generation.ids)),
+            finish_reason or generation.finish_reason,
+            StepTokens(
+                prompt_ids, generation.ids, generation.logprobs, generation.policy_version, generation.version_spans
+            ),
+            top_logprobs=generation.top_logprobs,
+            prompt_logprobs=generation.prompt_logprobs,
+            prompt_top_logprobs=generation.prompt_top_logprobs,
         )
 
 

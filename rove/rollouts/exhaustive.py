@@ -65,7 +65,7 @@ class Check(msgspec.Struct):
 
     total: int = 0
     """Number of conversations that offered the opportunity."""
-    seen: int = 0
+    taken: int = 0
     """Number of answers that took the opportunity."""
 
 
@@ -122,8 +122,8 @@ class Goals(Settings, frozen=True, kw_only=True):
             goals.append(Missed(100 * (minimum - expected), text))
         for name, minimum in self.checks.items():
             check = result.checks.get(name, Check(total=1))
-            text = f"{name} {check.seen} of {check.total}, goal {100 * minimum:g}%"
-            goals.append(Missed(minimum * check.total - check.seen, text))
+            text = f"{name} {check.taken} of {check.total}, goal {100 * minimum:g}%"
+            goals.append(Missed(minimum * check.total - check.taken, text))
         return [goal for goal in goals if goal.amount > 0]
 
 
@@ -232,7 +232,7 @@ def summarize(env: Environment, lines: Sequence[Line]) -> ExhaustiveResult:
         for name, was_taken in check_answer(as_messages(messages), text_of(answer)).items():
             check = checks.setdefault(name, Check())
             check.total += 1
-            check.seen += was_taken
+            check.taken += was_taken
     return ExhaustiveResult(len(lines), len(answers), counts, expected, checks)
 
 
@@ -263,5 +263,5 @@ async def measure_exhaustively(
     for name, count in summary.counts.items():
         metrics[f"lines/{name}"] = float(count)
     for name, check in summary.checks.items():
-        metrics[f"checks/{name}"] = check.seen / check.total
+        metrics[f"checks/{name}"] = check.taken / check.total
     return metrics

@@ -28,8 +28,8 @@ class Conversation(NamedTuple):
     """Variables of the chat template."""
     is_text: bool = False
     """Whether prompt and completion are raw texts, which the chat template does not render."""
-    place: str = ""
-    """Origin of the conversation, such as "chats.jsonl, line 3"."""
+    origin: str = ""
+    """File and line of the conversation, such as "chats.jsonl, line 3"."""
 
     def trained_messages(self, loss_on: str) -> Collection[int] | None:
         """Return the indices of the messages to train on; None means all assistant messages."""
@@ -43,7 +43,7 @@ class Conversation(NamedTuple):
         # Which messages are the completion cannot be guessed: a prompt may contain assistant messages, too.
         if self.prompt_length is None:
             raise ConfigError(
-                f"{self.place}: loss_on is 'completion', but the row has no 'prompt' and 'completion'; use 'all' or 'last'"
+                f"{self.origin}: loss_on is 'completion', but the row has no 'prompt' and 'completion'; use 'all' or 'last'"
             )
         return [index for index in sampled if index >= self.prompt_length]
 

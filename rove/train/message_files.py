@@ -157,7 +157,7 @@ def _conversation(source: str, row: Any) -> Conversation:
     options: JsonObject = {
         "tools": _tools(columns.get("tools")),
         "template_kwargs": _template_kwargs(columns.get("chat_template_kwargs")),
-        "place": source,
+        "origin": source,
     }
     system = columns.get("system") or ""
     if not isinstance(system, str):

@@ -145,12 +145,12 @@ class SFTData:
         return None
 
 
-def _reward(place: str, row: Any) -> float:
+def _reward(origin: str, row: Any) -> float:
     """Return the number in the column `reward`."""
     reward: object = row.get("reward") if is_mapping(row) else None
     if not isinstance(reward, (int, float)) or math.isnan(reward):
         raise ConfigError(
-            f"{place}: the reward is {short_repr(reward)}; min_reward needs a number in the column 'reward' of every row"
+            f"{origin}: the reward is {short_repr(reward)}; min_reward needs a number in the column 'reward' of every row"
         )
     return reward
 
@@ -197,7 +197,7 @@ def check_vocabulary(renderer: Renderer, tokenized: Sequence[TokenizedConversati
             if max(sequence.ids) < vocab_size:
                 continue
             token = next(token for token in sequence.ids if token >= vocab_size)
-            source = f"{conversation.place}: " if conversation.place else ""
+            source = f"{conversation.origin}: " if conversation.origin else ""
             raise ConfigError(
                 f"{source}the conversation has the token {token} ({renderer.decode([token])!r}), but the model has embeddings of "
                 f"{vocab_size:,} tokens; expected ids from 0 to {vocab_size - 1}: resize the model with "
@@ -279,7 +279,7 @@ def _sequences(renderer: Renderer, conversation: Conversation, loss_on: str) -> 
     try:
         return sequences_from_conversation(renderer, conversation, conversation.trained_messages(loss_on))
     except ConfigError as error:
-        source = f"{conversation.place}: " if conversation.place else ""
+        source = f"{conversation.origin}: " if conversation.origin else ""
         raise ConfigError(f"{source}{error}") from error
 
 

@@ -29,7 +29,7 @@ class Piece(msgspec.Struct, frozen=True):
 class RenderedConversation(msgspec.Struct, frozen=True):
     """A conversation as the model sees it."""
 
-    place: str
+    origin: str
     """Origin of the conversation, such as "chats.jsonl, line 3"; "" for a rollout."""
     sequences: list[list[Piece]]
     """Token sequences of the conversation: more than one if the chat template rewrites earlier turns."""
@@ -103,7 +103,7 @@ def preview_sft(config: SFTConfig, loaded: LoadedModel, data: SFTSource | SFTDat
         truncated_tokens=truncated_tokens,
         dropped=dropped,
         shown=[
-            RenderedConversation(conversation.place, _rendered(loaded.renderer, sequences))
+            RenderedConversation(conversation.origin, _rendered(loaded.renderer, sequences))
             for conversation, sequences, _ in trainable[:SHOWN]
         ],
         adapter=describe_lora(config, loaded),

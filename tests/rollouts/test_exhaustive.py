@@ -82,7 +82,7 @@ def test_a_perfect_policy_loses_no_line():
     result = exhaustive_result("optimal")
     assert result.counts["lost"] == result.counts["invalid_move"] == 0
     assert result.counts["won"] + result.counts["drawn"] == result.lines > 500
-    assert all(check.seen == check.total > 0 for check in result.checks.values())
+    assert all(check.taken == check.total > 0 for check in result.checks.values())
     assert (
         result.checks["wins in one taken"].total == result.counts["won"]
     )  # a game is won by taking a win in one, once
@@ -94,8 +94,8 @@ def test_a_policy_that_misses_forks_loses_some_lines():
     result = exhaustive_result("teacher")
     assert 0 < result.counts["lost"] < 50
     assert 0 < result.expected["lost"] < 0.02
-    assert result.checks["wins in one taken"].seen == result.checks["wins in one taken"].total
-    assert result.checks["moves that do not lose"].seen < result.checks["moves that do not lose"].total
+    assert result.checks["wins in one taken"].taken == result.checks["wins in one taken"].total
+    assert result.checks["moves that do not lose"].taken < result.checks["moves that do not lose"].total
 
 
 def test_invalid_moves_are_counted():
@@ -115,8 +115,8 @@ def test_missed_goals_are_listed_and_summed():
     assert (lines.amount, lines.text) == (teacher.counts["lost"], f"lost in {teacher.counts['lost']} games")
     assert won.amount == pytest.approx(93 - 100 * teacher.expected["won"])
     check = teacher.checks["moves that do not lose"]
-    assert moves.amount == check.total - check.seen > 0
-    assert moves.text == f"moves that do not lose {check.seen} of {check.total}, goal 100%"
+    assert moves.amount == check.total - check.taken > 0
+    assert moves.text == f"moves that do not lose {check.taken} of {check.total}, goal 100%"
     assert [goal.text.split()[0] for goal in goals.missed(optimal)] == ["won"]  # the optimal policy does not set traps
     assert Goals(never=["lost"], checks={"wins in one taken": 0.99}).missed(optimal) == []
     assert Goals().missed(teacher) == []

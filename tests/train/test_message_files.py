@@ -49,7 +49,7 @@ def test_all_forms_of_a_conversation_are_equal(form: Any):
     conversation = conversation_from_row("row 1", form)
     assert conversation.messages == [USER_MESSAGE, ASSISTANT_MESSAGE]
     assert conversation.example_key == conversation_from_row("row 2", FORMS[0]).example_key
-    assert (conversation.place, conversation.tools, conversation.is_text) == ("row 1", None, False)
+    assert (conversation.origin, conversation.tools, conversation.is_text) == ("row 1", None, False)
 
 
 def test_tools_calls_reasoning_and_variables_are_kept():
@@ -202,10 +202,10 @@ def test_files_of_all_types_hold_equal_rows(tmp_path: Path):
     names = ["a.ndjson", "b.json", "c.JSON", "a.parquet"]
     for name in names:
         assert is_message_file(tmp_path / name)
-        read_again = [conversation._replace(place="") for conversation in read(tmp_path / name)]
-        assert read_again == [conversation._replace(place="") for conversation in read(expected)]
+        read_again = [conversation._replace(origin="") for conversation in read(tmp_path / name)]
+        assert read_again == [conversation._replace(origin="") for conversation in read(expected)]
     locations = {
-        name: [conversation.place.removeprefix(f"{tmp_path}/") for conversation in read(tmp_path / name)]
+        name: [conversation.origin.removeprefix(f"{tmp_path}/") for conversation in read(tmp_path / name)]
         for name in names
     }
     assert locations == {

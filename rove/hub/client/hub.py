@@ -138,14 +138,14 @@ class Hub:
         ...     found, total = await hub.search("math", limit=10)
     """
 
-    def __init__(self, where: str, token: str | None = None, **options: Any):
-        self.where = normalize_address(where)
-        if is_url(self.where):
+    def __init__(self, address: str, token: str | None = None, **options: Any):
+        self.address = normalize_address(address)
+        if is_url(self.address):
             self._transport: HttpTransport | FolderTransport = HttpTransport(
-                self.where, token_for(self.where) if token is None else token, **options
+                self.address, token_for(self.address) if token is None else token, **options
             )
         else:
-            self._transport = FolderTransport(self.where)
+            self._transport = FolderTransport(self.address)
 
     async def __aenter__(self) -> Self:
         return self
@@ -159,9 +159,9 @@ class Hub:
             content = await self._read("/index.json", MAX_INDEX_BYTES)
         except NotFoundError:
             raise HubError(
-                f"{self.where} has no index.json; expected a hub or the output of `rove hub export`"
+                f"{self.address} has no index.json; expected a hub or the output of `rove hub export`"
             ) from None
-        return _decoded(content, Index, f"{self.where}/index.json")
+        return _decoded(content, Index, f"{self.address}/index.json")
 
     async def search(
         self, words: str = "", tag: str | None = None, limit: int = 50, offset: int = 0
@@ -195,14 +195,14 @@ class Hub:
             content = await self._read(path, MAX_RELEASES_BYTES)
         except NotFoundError:
             raise HubError(
-                f"the hub {self.where} has no environment {reference.owner}/{reference.name}, or it is private; "
+                f"the hub {self.address} has no environment {reference.owner}/{reference.name}, or it is private; "
                 f"search for others with `rove search {reference.name}`"
             ) from None
-        releases = _decoded(content, Releases, f"{self.where}{path}")
+        releases = _decoded(content, Releases, f"{self.address}{path}")
         # A static hub can serve any file: it must not pass one owner's index off as another's.
         if (releases.owner, releases.name) != (reference.owner, reference.name):
             name = f"{releases.owner}/{releases.name}"[:100]
-            raise TrustError(f"{self.where}{path} describes {name!r}; the hub is misconfigured or was tampered with")
+            raise TrustError(f"{self.address}{path} describes {name!r}; the hub is misconfigured or was tampered with")
         for release in releases.versions:
             check_version(release.version)
             for file in release.files:
@@ -224,7 +224,7 @@ class Hub:
         content = await self._optional(f"{_folder(reference)}/runs/index.json", MAX_RELEASES_BYTES)
         if content is None:
             return []
-        return _decoded(content, _Runs, f"{self.where}{_folder(reference)}/runs/index.json").runs
+        return _decoded(content, _Runs, f"{self.address}{_folder(reference)}/runs/index.json").runs
 
     async def download(self, reference: Reference, file: HubFile | File, folder: Path) -> Path:
         """Download a file of a version into a folder, checking its size and hash."""
@@ -294,7 +294,7 @@ class Hub:
         try:
             result = msgspec.convert(answer, _SearchResult)
         except msgspec.ValidationError as error:
-            raise HubError(f"{self.where}{SEARCH} is not a valid hub response: {error}") from None
+            raise HubError(f"{self.address}{SEARCH} is not a valid hub response: {error}") from None
         return result.environments, result.total
 
     async def _has_manifest(self, reference: Reference, manifest: bytes) -> bool:

@@ -299,19 +299,19 @@ async def look_up(
     manifest = read_manifest(content)
     _check_matches(manifest, reference, release)
     key = settings.check_owner_signature(
-        hub.where, reference.owner, content, await hub.signature(reference), releases.keys, trusted
+        hub.address, reference.owner, content, await hub.signature(reference), releases.keys, trusted
     )
     notes = []
     if release.yanked is not None:
         notes.append(f"this version is yanked: {release.yanked}")
-    if key is not None and settings.known_key(hub.where, reference.owner) is None:
+    if key is not None and settings.known_key(hub.address, reference.owner) is None:
         notes.append(f"signed; the key of '{reference.owner}' ({settings.fingerprint(key)}) is new and will be saved")
     if manifest.needs.secrets:
         notes.append(f"it will receive these environment variables: {', '.join(manifest.needs.secrets)}")
         notes += warnings_of(manifest.needs.secrets)
     return Offer(
         reference=reference,
-        origin=hub.where,
+        origin=hub.address,
         manifest=manifest,
         content=content,
         files=release.files,

@@ -72,30 +72,30 @@ class FolderTransport:
 
     has_api = False
 
-    def __init__(self, where: str):
-        self.where = Path(where)
+    def __init__(self, folder: str):
+        self.folder = Path(folder)
 
     async def fetch(self, path: str, sink: Sink) -> None:
         """Read the file at a path; raises the same errors as `HttpTransport.fetch`."""
         await asyncio.to_thread(self._read, path, sink)
 
     def _read(self, path: str, sink: Sink) -> None:
-        if not self.where.is_dir():
-            raise ConfigError(f"the hub {self.where} is not an existing folder")
+        if not self.folder.is_dir():
+            raise ConfigError(f"the hub {self.folder} is not an existing folder")
         sink.restart()
         try:
-            with (self.where / path.lstrip("/")).open("rb") as file:
+            with (self.folder / path.lstrip("/")).open("rb") as file:
                 while piece := file.read(CHUNK_BYTES):
                     sink.write(piece)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            raise NotFoundError(f"the hub {self.where} has no {path.lstrip('/')}") from None
+            raise NotFoundError(f"the hub {self.folder} has no {path.lstrip('/')}") from None
         except OSError as error:
-            raise HubError(f"{self.where / path} cannot be read: {error}") from error
+            raise HubError(f"{self.folder / path} cannot be read: {error}") from error
 
     async def call(self, method: str, path: str, body: Callable[[], JsonValue] | None = None) -> JsonValue:
         """Raise HubError: a folder has no API."""
         raise HubError(
-            f"the hub {self.where} is a read-only folder; start `rove hub serve` and give its address with --hub"
+            f"the hub {self.folder} is a read-only folder; start `rove hub serve` and give its address with --hub"
         )
 
     async def close(self) -> None:
@@ -111,8 +111,8 @@ class HttpTransport:
 
     has_api = True
 
-    def __init__(self, where: str, token: str | None = None, retries: int = RETRIES, backoff: float = BACKOFF_S):
-        self.where, self.retries, self.backoff = where, retries, backoff
+    def __init__(self, address: str, token: str | None = None, retries: int = RETRIES, backoff: float = BACKOFF_S):
+        self.address, self.retries, self.backoff = address, retries, backoff
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._secrets = Secrets(token or NO_KEY, {})
         self._session: aiohttp.ClientSession | None = None
@@ -141,7 +141,7 @@ class HttpTransport:
             await self._receive(method, path, sink, **body_argument)
             with suppress(*UNREADABLE):
                 return msgspec.json.decode(sink.content) if sink.content else {}
-            raise HubError(f"{self.where}{path} does not respond with JSON; check that it is a hub")
+            raise HubError(f"{self.address}{path} does not respond with JSON; check that it is a hub")
 
         return await self._with_retries(path, attempt)
 
@@ -171,12 +171,12 @@ class HttpTransport:
             except TimeoutError:
                 message = "no response in time"
             except aiohttp.InvalidURL as error:
-                raise ConfigError(f"{self.where} is not the address of a hub: {error}") from None
+                raise ConfigError(f"{self.address} is not the address of a hub: {error}") from None
             except (aiohttp.ClientError, OSError) as error:
                 message = self._secrets.mask_text(f"{type(error).__name__}: {error}")
             if attempts > self.retries:
                 raise InfraError(
-                    f"no response from the hub {self.where} ({path}) after {attempts} attempts; last error: {message}"
+                    f"no response from the hub {self.address} ({path}) after {attempts} attempts; last error: {message}"
                 )
             await asyncio.sleep(retry_delay(attempts, self.backoff, retry_after, self._jitter))
 
@@ -190,12 +190,12 @@ class HttpTransport:
         return self._session
 
     def _url(self, path: str) -> str:
-        return self.where + path if "?" in path else self.where + quote(path)
+        return self.address + path if "?" in path else self.address + quote(path)
 
     async def _error_for(self, path: str, reply: aiohttp.ClientResponse) -> Exception:
         # The beginning is enough, and a server may send an error page of any length.
         message = self._secrets.mask_text(_error_text(await reply.content.read(1 << 14)))
-        description = f"HTTP {reply.status} from {self.where}{path}" + (f": {message}" if message else "")
+        description = f"HTTP {reply.status} from {self.address}{path}" + (f": {message}" if message else "")
         if reply.status in RETRYABLE_STATUSES:
             return TemporaryError(description, requested_pause(reply.headers))
         if reply.status in (404, 410):

@@ -89,7 +89,8 @@ def run(kind: str, seed: int, folder: Path) -> str:
     (folder / "recipe.toml").write_text(tomli_w.dumps(recipe))
     with (
         (folder / "log.txt").open("w") as log,
-        subprocess.Popen([*words, *env, "--run-dir", str(folder)], stdout=log, stderr=log) as training,
+        # --yes: the recipe is no longer the one that rove wrote, and it names the folder of the environment.
+        subprocess.Popen([*words, *env, "--run-dir", str(folder), "--yes"], stdout=log, stderr=log) as training,
     ):
         diagnoses: list[dict[str, Any]] = []
         while not diagnoses and training.poll() is None:

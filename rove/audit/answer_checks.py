@@ -12,7 +12,7 @@ from rove.audit.replies import OTHER_ORDER, corrections, corruptions, from_answe
 from rove.audit.reward_checks import HIGH_SHARE, MAX_LISTED, MIN_WRONG, ROUNDING, TIED_SHARE
 from rove.audit.row_content import OPTION
 from rove.audit.similarity import similarity
-from rove.audit.subject import Measured, Policy, Subject, highest, measure_promising, reward_of
+from rove.audit.subject import Measured, Policy, Subject, evidence, highest, measure_promising, reward_of
 from rove.core.findings import Finding, Severity
 from rove.core.messages import Messages
 from rove.core.state import State
@@ -76,26 +76,24 @@ async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Findi
     lower = min(first.mean, last.mean)
     if min(base.share(lower), base.share_of_task(lower)) >= HEDGE_SHARE:
         paid.append(first)
-    if paid:
-        worst = highest(paid)
-        names = ", ".join(f"'{hedge.name}'" for hedge in paid)
-        # Words around a long answer, or after it, may be an honest part of partial credit. A grader that searches for the answer
-        # also finds it after another one.
-        only_adds_words = {hedge.name for hedge in paid} <= RIGHT_ONE_FIRST
-        is_partial = only_adds_words and worst.mean < base.right_answer.mean - 1e-6
-        # A grader that looks for facts in a text cannot read that they are taken back; only a judge could.
-        is_text = {hedge.name for hedge in paid} <= TAKES_BACK and _num_words(subject.answers) >= WORDS_OF_TEXT
-        yield worst.finding(
-            "hedging",
-            f"replies that give several answers, or take one back, earn {worst.mean:.3f} "
-            f"(right answers {base.full:.3f}): {names}",
-            Severity.LOW if is_partial or is_text else Severity.HIGH,
-            floor=base.floor.mean,
-        )
-
-
-def _num_words(answers: Sequence[object]) -> float:
-    return statistics.median(len(str(answer).split()) for answer in answers)
+    if not paid:
+        return
+    worst = highest(paid)
+    names = [hedge.name for hedge in paid]
+    # Words around a long answer, or after it, may be an honest part of partial credit. A grader that searches for the answer
+    # also finds it after another one.
+    is_partial = RIGHT_ONE_FIRST.issuperset(names) and worst.mean < base.right_answer.mean - 1e-6
+    # A grader that looks for facts in a text cannot read that they are taken back; only a judge could.
+    median_words = statistics.median(len(str(answer).split()) for answer in subject.answers)
+    is_text = TAKES_BACK.issuperset(names) and median_words >= WORDS_OF_TEXT
+    quoted_names = ", ".join(f"'{name}'" for name in names)
+    yield worst.finding(
+        "hedging",
+        f"replies that give several answers, or take one back, earn {worst.mean:.3f} "
+        f"(right answers {base.full:.3f}): {quoted_names}",
+        Severity.LOW if is_partial or is_text else Severity.HIGH,
+        floor=base.floor.mean,
+    )
 
 
 async def check_own_answer(subject: Subject, base: Baseline, is_cheap: bool = True) -> AsyncIterator[Finding]:
@@ -131,9 +129,7 @@ async def check_own_answer(subject: Subject, base: Baseline, is_cheap: bool = Tr
     nothing = base.zero + ROUNDING * base.task_range
     refused = [record for record in missed if reward_of(record) <= nothing]
     if (share > MISSED_SHARE and _are_low(rewards, most, base)) or len(refused) >= MIN_REFUSED:
-        record = min(missed, key=reward_of)
-        example_record = Measured("", [record])
-        prompt, completion = example_record.example()
+        prompt, completion = evidence(min(missed, key=reward_of))
         yield Finding(
             id="own-answer",
             severity=Severity.HIGH if share > 0.3 else Severity.MEDIUM,
@@ -176,20 +172,21 @@ async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[
             paid.append(changed)
     answers = {str(answer) for answer in subject.answers}
     is_choice = len(answers) <= 12 and all(len(answer) <= 1 for answer in answers)
-    if paid and not is_choice:
-        worst = highest(paid)
-        kinds_paid = {measured.name.removeprefix(VARIANT) for measured in paid}
-        has_tolerance = any(TOLERANCE.search(prompt) for prompt in base.prompts)
-        tolerable = TOLERABLE | {"a tenth more"} if has_tolerance else TOLERABLE
-        severity = Severity.LOW if kinds_paid <= tolerable else Severity.HIGH
-        # The order may be a minor part of the task.
-        severity = Severity.MEDIUM if kinds_paid - tolerable == {OTHER_ORDER} else severity
-        yield worst.finding(
-            "monotonicity",
-            f"wrong variants of the answer earn the full reward: {', '.join(sorted(kinds_paid))}",
-            severity,
-            floor=base.floor.mean,
-        )
+    if not paid or is_choice:
+        return
+    kinds_paid = {measured.name.removeprefix(VARIANT) for measured in paid}
+    has_tolerance = any(TOLERANCE.search(prompt) for prompt in base.prompts)
+    tolerable = TOLERABLE | {"a tenth more"} if has_tolerance else TOLERABLE
+    intolerable = kinds_paid - tolerable
+    severity = Severity.HIGH if intolerable else Severity.LOW
+    if intolerable == {OTHER_ORDER}:  # the order may be a minor part of the task
+        severity = Severity.MEDIUM
+    yield highest(paid).finding(
+        "monotonicity",
+        f"wrong variants of the answer earn the full reward: {', '.join(sorted(kinds_paid))}",
+        severity,
+        floor=base.floor.mean,
+    )
 
 
 def _is_partial_credit(changed: Measured, kind: str, own_rewards: Mapping[str, float], base: Baseline) -> bool:

@@ -228,10 +228,11 @@ class _Auditor:
 
     def _stop(self, text: str) -> None:
         """Add a finding of the check "load", and list checks that have not begun as not done."""
-        self._add(Finding("load", text))
+        self.report.findings.append(Finding("load", text))
         # A check that was left out before the failure keeps its own reason.
-        not_begun = [name for name in self.report.checks if name not in {*self.begun, "load"}]
-        self.report.skipped |= dict.fromkeys(not_begun, "the check 'load' failed") | self.report.skipped
+        for name in self.report.checks:
+            if name not in {*self.begun, "load"}:
+                self.report.skipped.setdefault(name, "the check 'load' failed")
 
     async def _check(self, env: IsolatedEnv) -> None:
         subject = Subject(env, self.options.num_examples, self.deadline, self.file)
@@ -254,13 +255,10 @@ class _Auditor:
     async def _behavior(self, subject: Subject, base: Baseline) -> None:
         # A rollout may have several turns although the scripted policies, or right answers, need one.
         is_game = base.is_multi_turn or base.is_retried or base.has_tools
-        no_own = ""
-        if base.right_answer is None:
-            no_own = "the rows' own answers earn no more than wrong answers" if subject.answers else NO_ANSWERS
-            no_own = "rows of a task with several turns have no answers" if is_game and not subject.answers else no_own
+        no_own = _no_own_answers(subject, base, is_game)
         # The scripted judge accepts any reply that contains the answer, so variants of the answer mean little.
         judged = "the scripted judge decides" if self.judge.calls else ""
-        no_variants = ("" if can_compare_variants(base) else no_own) or judged
+        no_variants = judged if can_compare_variants(base) else no_own or judged
         only_single = "only for single turns" if base.is_multi_turn and not base.has_tools else ""
         # first, since a grader that hangs on some reply uses up the time of the other checks
         await self._do("grader-robustness", check_robustness(subject, base))
@@ -280,8 +278,8 @@ class _Auditor:
         await self._do("execution", check_execution(subject, base, self.folder))
         await self._do("parser-agreement", check_parser(subject, base, self._parse), no_own or judged)
         # The scripted judge's verdicts depend on the replies that earlier rollouts have added.
-        has_judge = "rewards depend on a judge" if self.judge.calls else ""
-        await self._do("determinism", check_determinism(subject, base, self._open), has_judge)
+        depends_on_judge = "rewards depend on a judge" if self.judge.calls else ""
+        await self._do("determinism", check_determinism(subject, base, self._open), depends_on_judge)
         no_judge = "" if self.judge.calls else "the environment queries no judge"
         await self._do("judge-injection", check_injection(subject, base), no_judge)
         if self.judge_model is not None:
@@ -289,9 +287,10 @@ class _Auditor:
         serious_ids = {finding.id for finding in self.report.findings if finding.severity >= Severity.MEDIUM}
         # The search is the most expensive check, and would find again what these two have found.
         is_known = not serious_ids.isdisjoint(("blind-reply", "blind-game"))
-        reason = judged if subject.answers else ""
-        reason = "a reply without the answer is known already" if is_known else reason
-        await self._do("policy-search", search(subject, base, self.options.seed), reason)
+        no_search = judged if subject.answers else ""
+        if is_known:
+            no_search = "a reply without the answer is known already"
+        await self._do("policy-search", search(subject, base, self.options.seed), no_search)
         await self._do("reward-order", check_order(base))
         await self._do("reward-statistics", check_statistics(subject, base, bool(self.judge.calls)))
         if self.learner is None:
@@ -407,14 +406,11 @@ class _Auditor:
         self.on_check(name)
         try:
             async for finding in findings:
-                self._add(finding)
+                self.report.findings.append(finding)
         except (OutOfTime, Inconclusive) as error:
             self.report.skipped[name] = str(error)
         except Exception as error:  # an error of the environment must not stop the other checks
             self.report.skipped[name] = f"{FAILED}{_text(error)}"
-
-    def _add(self, finding: Finding) -> None:
-        self.report.findings.append(finding)
 
     def _open(self, variables: Mapping[str, str]) -> IsolatedEnv:
         return IsolatedEnv(
@@ -457,6 +453,15 @@ class _Auditor:
             lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
             return f"the rows cannot be read: {shortened(lines[-1], 300)}"
         return json.loads(done.stdout)
+
+
+def _no_own_answers(subject: Subject, base: Baseline, is_game: bool) -> str:
+    """Return why the rows' own answers cannot be tried; "" if they can."""
+    if base.right_answer is not None:
+        return ""
+    if subject.answers:
+        return "the rows' own answers earn no more than wrong answers"
+    return "rows of a task with several turns have no answers" if is_game else NO_ANSWERS
 
 
 def _source(env: str, env_dir: str | None) -> tuple[str, int]:

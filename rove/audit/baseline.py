@@ -111,7 +111,7 @@ class Baseline(NamedTuple):
 
     @property
     def full(self) -> float:
-        """Reward of a right answer, or of the best policy; at least 1 if both are missing."""
+        """Reward of a right answer or of the best policy, whichever is higher; 1 if both are missing."""
         means = [measured.mean for measured in self.honest]
         if self.right_answer is not None:
             means.append(self.right_answer.mean)

@@ -8,7 +8,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from itertools import permutations, product
+from itertools import chain, permutations, product
 from typing import Any, NamedTuple
 
 from rove.audit.baseline import MIN_PAIRS, Baseline, is_higher
@@ -176,14 +176,16 @@ def _are_values_shown(base: Baseline, moves: Mapping[int, Moves], after_tool: st
     prompts = _prompts_by_row(base)
     are_shown: dict[str, list[bool]] = {}
     for row, row_moves in moves.items():
-        calls = [call for move in row_moves for call in calls_of(move)]
+        calls = list(chain.from_iterable(map(calls_of, row_moves)))
         if after_tool:
             names = [call["function"]["name"] for call in calls]
             later = calls[names.index(after_tool) :] if after_tool in names else []
             calls = [call for call in later if call["function"]["name"] != after_tool]
-        for call in [call for call in calls if not INFORMING.match(call["function"]["name"])]:
-            values = map(str, arguments_of(call).values())
-            are_shown.setdefault(call["function"]["name"], []).extend(value in prompts.get(row, "") for value in values)
+        for call in calls:
+            name = call["function"]["name"]
+            if not INFORMING.match(name):
+                values = map(str, arguments_of(call).values())
+                are_shown.setdefault(name, []).extend(value in prompts.get(row, "") for value in values)
     return all(sum(of_tool) >= len(of_tool) / 2 for of_tool in are_shown.values())
 
 
@@ -204,7 +206,7 @@ def _changed_arguments(base: Baseline, moves: Mapping[int, Moves], subject: Subj
     """
     values: dict[tuple[str, str], dict[int, object]] = {}
     for row, row_moves in moves.items():
-        for call in [call for move in row_moves for call in calls_of(move)]:
+        for call in chain.from_iterable(map(calls_of, row_moves)):
             for argument, value in arguments_of(call).items():
                 values.setdefault((call["function"]["name"], argument), {}).setdefault(row, value)
     prompts = [str(row["prompt"]) for row in subject.rows]
@@ -308,9 +310,9 @@ def _last_acting_calls(moves: Mapping[int, Moves]) -> dict[int, JsonObject]:
     """Return the last call of each row that does more than inform, of the tool that most rows call last."""
     by_row: dict[int, JsonObject] = {}
     for row, row_moves in moves.items():
-        calls = [call for move in row_moves for call in calls_of(move) if not INFORMING.match(call["function"]["name"])]
-        if calls:
-            by_row[row] = calls[-1]
+        for call in chain.from_iterable(map(calls_of, row_moves)):
+            if not INFORMING.match(call["function"]["name"]):
+                by_row[row] = call  # the last one stays
     tools = Counter(call["function"]["name"] for call in by_row.values())
     most_called = tools.most_common(1)[0][0] if tools else ""
     return {row: call for row, call in by_row.items() if call["function"]["name"] == most_called}

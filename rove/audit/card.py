@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -97,8 +97,8 @@ def make_card(report: Report, train_folder: str | Path | None = None) -> Card:
         ConfigError: See `check_train_folder`.
     """
     folder = None if train_folder is None else check_train_folder(train_folder, report.env)
-    honest = {name: rate for name, rate in report.rewards.items() if is_honest(name)}
-    ceiling = _highest(honest)
+    honest = [NamedReward(name, rate) for name, rate in report.rewards.items() if is_honest(name)]
+    ceiling = max(honest, key=lambda policy: policy.reward[0], default=None)
     floor = NamedReward(report.floor, report.rewards[report.floor]) if report.floor in report.rewards else None
     needed = None if floor is None or ceiling is None else _needed(floor, ceiling)
     return Card(
@@ -164,13 +164,6 @@ def _models(folder: TrainFolder) -> list[TrainedModel]:
     return models
 
 
-def _highest(rewards: Mapping[str, Rate]) -> NamedReward | None:
-    if not rewards:
-        return None
-    name = max(rewards, key=lambda name: rewards[name][0])
-    return NamedReward(name, rewards[name])
-
-
 def _is_deterministic(report: Report) -> bool | None:
     if any(finding.id == "determinism" for finding in report.findings):
         return False
@@ -199,13 +192,8 @@ def card_markdown(card: Card) -> str:
             [(_safe(severity_text(row)), row.id, _safe(row.text), rate_text(row)) for row in card.findings],
         )
     if card.models:
-        lines += [
-            "",
-            "### Learnability",
-            "",
-            f"`rove train` began with {_safe(card.model)} and {_safe(card.training_cost)}.",
-            "",
-        ]
+        lines += ["", "### Learnability", ""]
+        lines += [f"`rove train` began with {_safe(card.model)} and {_safe(card.training_cost)}.", ""]
         rows: list[tuple[str, ...]] = []
         for model in card.models:
             limits = "" if model.low is None or model.high is None else f" [{model.low:.3f}, {model.high:.3f}]"

@@ -95,8 +95,8 @@ def compare(old: Report, new: Report, names: tuple[str, str] = ("", "")) -> Comp
         unknown = _not_done(old, check)
         note = f"not checked in the old version: {unknown}" if unknown else ""
         changes += [Change("new", None, finding, note) for finding in second[pairs:]]
-    changes.sort(key=lambda finding: finding.latest.severity, reverse=True)
-    changes.sort(key=lambda finding: STATUSES.index(finding.status))
+    changes.sort(key=lambda change: change.latest.severity, reverse=True)
+    changes.sort(key=lambda change: STATUSES.index(change.status))
     honest: list[HonestReward] = []
     for name, rate in old.rewards.items():
         if is_honest(name) and name in new.rewards:
@@ -130,12 +130,11 @@ def read_report(path: str | Path) -> Report:
             raise ConfigError(
                 f"{path} has findings of an unknown check '{unknown[0]}'; expected a report of this version of rove"
             )
-        report = msgspec.convert(values, Report)
+        return msgspec.convert(values, Report)
     except (OSError, KeyError, TypeError, AttributeError, *UNREADABLE) as error:
         raise ConfigError(
             f"{path} is not a report of an audit ({error}); expected a file of rove audit -o FILE.json"
         ) from error
-    return report
 
 
 def rates_text(change: Change) -> str:

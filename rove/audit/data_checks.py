@@ -64,7 +64,7 @@ def check_contradictions(rows: Sequence[Row]) -> Iterator[Finding]:
         if rare:
             by_question[(*rare, *numbers(row))].append(row)
     pairs = [(group[0], row) for group in by_question.values() for row in group[1:]]
-    contradictory = [pair for pair in pairs if not _agree(*pair)]
+    contradictory = [(first, row) for first, row in pairs if content(first).answer != content(row).answer]
     if len(pairs) < MIN_QUESTIONS or len(contradictory) < MIN_CONTRADICTORY:
         return
     largest = min(MAX_CONTRADICTORY, MAX_OF_CHANCE * (1 - equal_by_chance(answered)))
@@ -98,11 +98,12 @@ def check_copied_numbers(rows: Sequence[Row]) -> Iterator[Finding]:
         if not NUMBER_LIST.fullmatch(row["answer"]):
             continue
         # Small whole numbers are in many prompts by chance.
-        numbers = [number for number in _values_of(row["answer"]) if number % 1 or abs(number) >= MIN_DISTINCTIVE]
-        if len(numbers) < MIN_COPIED:
+        answer_numbers = _values_of(row["answer"])
+        distinctive = [number for number in answer_numbers if number % 1 or abs(number) >= MIN_DISTINCTIVE]
+        if len(distinctive) < MIN_COPIED:
             continue
         prompt_numbers = _values_of(row["text"])
-        missing = [number for number in numbers if number not in prompt_numbers]
+        missing = [number for number in distinctive if number not in prompt_numbers]
         if not missing:
             copied.append(row)
         elif all(_is_rounded(number, prompt_numbers) for number in missing):
@@ -136,10 +137,6 @@ def _values_of(text: str) -> set[float]:
 
 def _is_rounded(number: float, prompt_numbers: set[float]) -> bool:
     return any(round(value, decimals) == number for value in prompt_numbers for decimals in range(MAX_DECIMALS))
-
-
-def _agree(first: Row, second: Row) -> bool:
-    return content(first).answer == content(second).answer
 
 
 def _words(row: Row) -> set[str]:

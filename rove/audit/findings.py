@@ -140,12 +140,10 @@ class Report(ShownAsText, msgspec.Struct, kw_only=True):
         checks_by_share: dict[float, list[str]] = {}
         for check, share in self.visible_shares.items():
             checks_by_share.setdefault(share, []).append(check)
-        listed = [f"{share:.0%} ({', '.join(checks_by_share[share])})" for share in sorted(checks_by_share)]
-        return (
-            f"a clean check would have seen a defect from this share of the rows on: {', '.join(listed)}"
-            if listed
-            else ""
-        )
+        if not checks_by_share:
+            return ""
+        listed = [f"{share:.0%} ({', '.join(checks)})" for share, checks in sorted(checks_by_share.items())]
+        return f"a clean check would have seen a defect from this share of the rows on: {', '.join(listed)}"
 
     def __str__(self) -> str:
         """Return the findings, one per line, and the number of checks that were done."""

@@ -82,9 +82,6 @@ def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
     """Return policies of several turns that ignore observations, or only repeat parts of them."""
     chosen = list(actions)[:MAX_ACTIONS] or ["1"]
 
-    def cycle(messages: Messages, state: State, rng: random.Random) -> str:
-        return form(chosen[len(bookkeeping(state).trajectory) % len(chosen)])
-
     def first_listed(messages: Messages, state: State, rng: random.Random) -> str:
         return form(next(iter(observed_actions(last_message(messages))), chosen[0]))
 
@@ -102,7 +99,7 @@ def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
         "form without an action": constant(form("")),
         "echo": lambda messages, state, rng: last_message(messages),
         "echo in the form": lambda messages, state, rng: form(last_message(messages)[:40]),
-        "cycle": cycle,
+        "cycle": _in_turns(form, *chosen),
         "first action of the last message": first_listed,
         "last action of the last message": last_listed,
         "last bracket": last_bracket,
@@ -413,7 +410,7 @@ async def check_stalling(subject: Subject, base: Baseline) -> AsyncIterator[Find
         return replayed(lambda row: [*moves.get(row, [])[:-1], *moves.get(row, [])[-2:-1] * copies])
 
     name = f"the {best.name} with its last move but one repeated in place of the last one"
-    for count in (REPEATED_EXAMPLES, None):
+    for count in (REPEATED_EXAMPLES, None):  # all examples only if the first few show the fault
         stopped = await subject.measure(f"the {best.name} without its last move", repeating(0), count)
         # The first repetition may end an unfinished game differently; each further one must be paid again.
         once, twice = [await subject.measure(f"{name}, {n} times", repeating(n), count) for n in (1, 2)]

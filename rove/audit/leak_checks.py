@@ -179,9 +179,12 @@ def options_like(answer: str, prompt: Any) -> list[str]:
     text = last_message(prompt) if is_list(prompt) else str(prompt)
     if not re.fullmatch(r"\w[\w-]*", answer):
         return []
-    lists = re.findall(r"\w[\w-]*(?:, \w[\w-]*)*,? or \w[\w-]*", text)
-    options = [re.findall(r"(?!or\b)\w[\w-]*", listed) for listed in lists]
-    return [option for listed in options if answer in listed for option in listed if option != answer]
+    other_options: list[str] = []
+    for listed in re.findall(r"\w[\w-]*(?:, \w[\w-]*)*,? or \w[\w-]*", text):
+        options = re.findall(r"(?!or\b)\w[\w-]*", listed)
+        if answer in options:
+            other_options += [option for option in options if option != answer]
+    return other_options
 
 
 def each_tool(messages: Messages, state: State, rng: random.Random) -> str | Message:
@@ -198,11 +201,11 @@ def contains_answer(completion: Sequence[dict[str, object]], answer: str) -> boo
 
     A number that equals the answer when it is rounded counts, too, and so do all parts of an answer in one line.
     """
+    if not answer:
+        return False
     texts = [text_of(message) for message in completion if message["role"] != "assistant"]
     pattern = as_words(answer)
-    return bool(answer) and any(
-        re.search(pattern, text) or _has_rounded(text, answer) or _has_parts(text, answer) for text in texts
-    )
+    return any(re.search(pattern, text) or _has_rounded(text, answer) or _has_parts(text, answer) for text in texts)
 
 
 def _has_rounded(text: str, answer: str) -> bool:

@@ -37,15 +37,7 @@ from rove.audit.learning_verdict import (
     moved_replies,
     stage_name,
 )
-from rove.audit.subject import (
-    OUT_OF_TIME,
-    Inconclusive,
-    Measured,
-    OutOfTime,
-    Subject,
-    highest,
-    reward_of,
-)
+from rove.audit.subject import OUT_OF_TIME, Inconclusive, Measured, OutOfTime, Subject, highest, reward_of
 from rove.core.checks import Settings
 from rove.core.findings import Finding
 from rove.core.messages import Messages, text_of

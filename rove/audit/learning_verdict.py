@@ -174,7 +174,9 @@ def is_clearly_above(measured: Measured, reference: Measured) -> bool:
 
 def _finding(text: str, learned: Learned, base: Baseline, share: float) -> Finding:
     # The most frequent of the best replies: what the policy converges to, not an accident.
-    prompt, completion = statistics.mode([evidence(record) for record in _best(learned.trained.scored)])
+    highest_reward = max(learned.trained.rewards)
+    best = [record for record in learned.trained.scored if reward_of(record) >= highest_reward - 1e-9]
+    prompt, completion = statistics.mode([evidence(record) for record in best])
     return Finding(
         id="learned-reward",
         severity=Severity.HIGH if share >= GAP else Severity.MEDIUM,
@@ -236,11 +238,6 @@ def _first_step(
         elif first == 0:
             first = step
     return first
-
-
-def _best(records: Sequence[RolloutRecord]) -> list[RolloutRecord]:
-    most = max(map(reward_of, records))
-    return [record for record in records if reward_of(record) >= most - 1e-9]
 
 
 def _share(base: Baseline, records: Sequence[RolloutRecord]) -> float:

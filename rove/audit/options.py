@@ -42,9 +42,10 @@ def options_of(prompt: str) -> dict[str, str]:
             assert match is not None
             label = match[1]
             text = prompt[match.end() : following.start() if following else None].strip().partition("\n")[0]
+            previous_label = next(reversed(lists[-1]), None)
             if label in "Aa1":
                 lists.append({})
-            elif not lists[-1] or ord(label) != ord(list(lists[-1])[-1]) + 1:
+            elif previous_label is None or ord(label) != ord(previous_label) + 1:
                 continue
             lists[-1][label] = text.strip()
         longest = max(reversed(lists), key=len)

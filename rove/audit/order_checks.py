@@ -50,7 +50,7 @@ def _idle_above_best(base: Baseline) -> Finding | None:
         best = base.right_answer
     if base.idle.mean < best.mean:
         return None
-    if not any(policy.mean != base.idle.mean for policy in base.honest):  # all rewards are equal, or no rollout is paid
+    if all(policy.mean == base.idle.mean for policy in base.honest):  # all rewards are equal, or no rollout is paid
         return None
     text = f"'{base.idle.name}' earns {base.idle.mean:.3f}, and the best policy, '{best.name}', {best.mean:.3f}"
     return base.idle.finding("reward-order", text, Severity.HIGH, floor=best.mean)

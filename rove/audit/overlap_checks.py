@@ -6,7 +6,6 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from typing import NamedTuple
 
 from rove.audit.findings import shortened
@@ -169,22 +168,22 @@ def _with_other_options(train: Sequence[Row], evaluation: Sequence[Row]) -> list
 
     Nothing is returned if questions have several right options, since the rows then differ in what their options show.
     """
-    contents = {"train": [content(row) for row in train], "evaluation": [content(row) for row in evaluation]}
     answers: dict[tuple[str, ...], set[str]] = defaultdict(set)
-    for row_content in chain.from_iterable(contents.values()):
-        if row_content.options:
-            answers[row_content.question].add(row_content.answer)
-    if not answers or sum(map(len, answers.values())) > (1 + CONTRADICTED) * len(answers):
-        return []
     training_rows: dict[tuple[tuple[str, ...], str], Row] = {}
-    for row, row_content in zip(train, contents["train"], strict=True):
-        if row_content.options:
-            training_rows.setdefault((row_content.question, row_content.answer), row)
-    return [
-        Pair(row, training_rows[row_content.question, row_content.answer])
-        for row, row_content in zip(evaluation, contents["evaluation"], strict=True)
-        if row_content.options and (row_content.question, row_content.answer) in training_rows
-    ]
+    for row in train:
+        question, options, answer = content(row)
+        if options:
+            answers[question].add(answer)
+            training_rows.setdefault((question, answer), row)
+    pairs: list[Pair] = []
+    for row in evaluation:
+        question, options, answer = content(row)
+        if options:
+            answers[question].add(answer)
+            if (question, answer) in training_rows:
+                pairs.append(Pair(row, training_rows[question, answer]))
+    has_one_answer = sum(map(len, answers.values())) <= (1 + CONTRADICTED) * len(answers)
+    return pairs if has_one_answer else []
 
 
 def _answers_follow_from_prompts(train: Sequence[Row], evaluation: Sequence[Row]) -> bool:

@@ -380,18 +380,18 @@ async def _rewarded_pair(subject: Subject, record: RolloutRecord, limit: float) 
     """
     moves = [text_of(message) for message in record.completion if message["role"] == "assistant"]
     for length in range(2, len(moves) + 1):
-        played = await _play(subject, record, moves[:length])
-        if played.mean > limit:
-            break
-    else:
-        return [], []
-    last = moves[length - 1]
-    # The move that makes the last one possible again is one of those before it.
-    earlier_moves = [move for move in dict.fromkeys(reversed(moves[: length - 1])) if move != last]
-    for earlier in earlier_moves[:MAX_REPEATED]:
-        repeated = await _play(subject, record, [*moves[:length], earlier, last])
-        if repeated.mean > played.mean + 1e-6:
-            return moves[:length], [earlier, last]
+        beginning = moves[:length]
+        played = await _play(subject, record, beginning)
+        if played.mean <= limit:
+            continue
+        *before, last = beginning
+        # The move that makes the last one possible again is one of those before it.
+        earlier_moves = [move for move in dict.fromkeys(reversed(before)) if move != last]
+        for earlier in earlier_moves[:MAX_REPEATED]:
+            repeated = await _play(subject, record, [*beginning, earlier, last])
+            if repeated.mean > played.mean + 1e-6:
+                return beginning, [earlier, last]
+        break
     return [], []
 
 

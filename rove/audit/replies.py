@@ -216,7 +216,8 @@ def blind_replies(form: Form, answers: Sequence[Any], prompts: Sequence[str]) ->
         "code that exits at once": constant("```python\nimport os\nos._exit(0)\n```"),
         "code and formulas": constant("```python\nanswer = None\n```\n$$\\boxed{}$$\n| a | b |\n|---|---|\n| 1 | 2 |"),
     }
-    if _are_queries(texts):
+    num_queries = sum(QUERY.match(text) is not None for text in texts)
+    if num_queries > len(texts) / 2:
         policies |= {name: constant(write(EMPTY_QUERY)) for name, write in _query_forms(form).items()}
     if prompts and all(map(FUNCTION.search, prompts)):
         policies |= {f"a function that returns {value}": _function(value) for value in RETURNED}
@@ -241,11 +242,6 @@ FUNCTION = re.compile(r"\bdef (\w+)\(|`(\w+)\(|\bfunction (?:called |named )?[`'
 """A prompt's name for the function that a reply has to define."""
 RETURNED = ("None", "True", "0", "''", "[]", "args[0]")
 """Results of functions that ignore their task."""
-
-
-def _are_queries(answers: Sequence[str]) -> bool:
-    """Return whether most answers are SQL queries."""
-    return sum(QUERY.match(answer) is not None for answer in answers) > len(answers) / 2
 
 
 def _query_forms(form: Form) -> dict[str, Form]:
@@ -407,60 +403,73 @@ def corruptions(answer: str, rng: random.Random) -> dict[str, str]:
 
     The beginning of an answer is not wrong if it is the answer's only number: "164" for "164 km".
     """
-    variants: dict[str, str] = {}
     if NUMBER.match(answer) and len(answer) <= MAX_DIGITS:
-        is_integer = "." not in answer
-        # Floats end at 308 digits, and a factorial may have more.
-        value = int(answer) if is_integer else float(answer)
-
-        def as_text(number: float) -> str:
-            return str(number) if is_integer else f"{number:g}"
-
-        variants["one more"] = as_text(value + 1)
-        if abs(value) >= MIN_TENTH:
-            variants["a tenth more"] = as_text(value + (abs(value) + 5) // 10 if is_integer else value * 1.1)
-        if is_integer:  # else it may be within a tolerance
-            variants["one digit appended"] = f"{answer}{rng.randint(1, 9)}"
-        else:
-            variants["without the point"] = answer.replace(".", "")
-        sign = "-" if answer.startswith("-") else ""
-        variants["one digit in front"] = f"{sign}{rng.randint(1, 9)}{answer.lstrip('-')}"
-        if value:
-            variants["other sign"] = answer[1:] if answer.startswith("-") else f"-{answer}"
-            variants["ten times as large"] = as_text(value * 10)
-            variants["a thousand times as large"] = as_text(value * 1000)
-    elif answer:
-        letters = list(answer)
-        positions = [index for index, letter in enumerate(letters) if letter.isalnum()] or [0]
-        position = rng.choice(positions)
-        letters[position] = rng.choice("qxzj".replace(letters[position].lower(), ""))
-        variants["one letter changed"] = "".join(letters)
-        variants["letters sorted"] = "".join(sorted(answer))
-        variants["first half"] = answer[: (len(answer) + 1) // 2]
-        variants["first letter"] = answer[0]
-        words = re.split(r"[\s,;]+", answer)
-        variants["first word"] = words[0]
-        variants["last word"] = words[-1]
-        variants["without the last word"] = " ".join(words[:-1])
-        separator = next((text for text in SEPARATORS if text in answer.strip()), "")
-        items = answer.strip().split(separator) if separator else [answer]
-        if len(set(items)) > 1:
-            # A grader that counts each copy as a hit pays for all items.
-            variants["only the first item, repeated"] = separator.join([items[0]] * (2 * len(items) + 1))
-        if len(set(items)) >= MIN_ITEMS:
-            variants[OTHER_ORDER] = separator.join(reversed(items))
-        has_several_digits = any(len(item) > 1 for item in items)  # else a list of digits, which spaces only separate
-        are_numbers = len(items) > 1 and all(map(NUMBER.match, items)) and has_several_digits
-        if are_numbers and not THOUSANDS.fullmatch(answer.strip()):
-            variants["without the separators"] = "".join(items)
-        variants["another last word"] = " ".join([*words[:-1], NONSENSE])
-        variants["nonsense appended"] = f"{answer} qxzj"
-        variants["nonsense in front"] = f"qxzj{answer}"
-        variants["written twice"] = f"{answer}{answer}"
-        variants["other digits"] = re.sub(r"\d", lambda digit: str((int(digit[0]) + rng.randint(1, 8)) % 10), answer)
+        variants = _wrong_numbers(answer, rng)
+    else:
+        variants = _wrong_texts(answer, rng) if answer else {}
+    right = {"", answer.strip()}
     number = ONLY_NUMBER.fullmatch(answer.strip())
-    right = {"", answer.strip(), number[1] if number and answer.strip().startswith(number[1]) else ""}
+    if number and answer.strip().startswith(number[1]):
+        right.add(number[1])
     return {name: text for name, text in variants.items() if text.strip() not in right}
+
+
+def _wrong_numbers(answer: str, rng: random.Random) -> dict[str, str]:
+    is_integer = "." not in answer
+    # Floats end at 308 digits, and a factorial may have more.
+    value = int(answer) if is_integer else float(answer)
+
+    def as_text(number: float) -> str:
+        return str(number) if is_integer else f"{number:g}"
+
+    variants = {"one more": as_text(value + 1)}
+    if abs(value) >= MIN_TENTH:
+        variants["a tenth more"] = as_text(value + (abs(value) + 5) // 10 if is_integer else value * 1.1)
+    if is_integer:  # else it may be within a tolerance
+        variants["one digit appended"] = f"{answer}{rng.randint(1, 9)}"
+    else:
+        variants["without the point"] = answer.replace(".", "")
+    sign = "-" if answer.startswith("-") else ""
+    variants["one digit in front"] = f"{sign}{rng.randint(1, 9)}{answer.lstrip('-')}"
+    if value:
+        variants["other sign"] = answer[1:] if answer.startswith("-") else f"-{answer}"
+        variants["ten times as large"] = as_text(value * 10)
+        variants["a thousand times as large"] = as_text(value * 1000)
+    return variants
+
+
+def _wrong_texts(answer: str, rng: random.Random) -> dict[str, str]:
+    letters = list(answer)
+    positions = [index for index, letter in enumerate(letters) if letter.isalnum()] or [0]
+    position = rng.choice(positions)
+    letters[position] = rng.choice("qxzj".replace(letters[position].lower(), ""))
+    words = re.split(r"[\s,;]+", answer)
+    variants = {
+        "one letter changed": "".join(letters),
+        "letters sorted": "".join(sorted(answer)),
+        "first half": answer[: (len(answer) + 1) // 2],
+        "first letter": answer[0],
+        "first word": words[0],
+        "last word": words[-1],
+        "without the last word": " ".join(words[:-1]),
+    }
+    separator = next((text for text in SEPARATORS if text in answer.strip()), "")
+    items = answer.strip().split(separator) if separator else [answer]
+    if len(set(items)) > 1:
+        # A grader that counts each copy as a hit pays for all items.
+        variants["only the first item, repeated"] = separator.join([items[0]] * (2 * len(items) + 1))
+    if len(set(items)) >= MIN_ITEMS:
+        variants[OTHER_ORDER] = separator.join(reversed(items))
+    has_several_digits = any(len(item) > 1 for item in items)  # else a list of digits, which spaces only separate
+    are_numbers = len(items) > 1 and all(map(NUMBER.match, items)) and has_several_digits
+    if are_numbers and not THOUSANDS.fullmatch(answer.strip()):
+        variants["without the separators"] = "".join(items)
+    variants["another last word"] = " ".join([*words[:-1], NONSENSE])
+    variants["nonsense appended"] = f"{answer} qxzj"
+    variants["nonsense in front"] = f"qxzj{answer}"
+    variants["written twice"] = f"{answer}{answer}"
+    variants["other digits"] = re.sub(r"\d", lambda digit: str((int(digit[0]) + rng.randint(1, 8)) % 10), answer)
+    return variants
 
 
 NASTY: dict[str, str] = {

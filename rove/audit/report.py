@@ -52,22 +52,15 @@ def markdown_report(reports: Sequence[Report]) -> str:
         if report.known_defects:
             lines += ["", *(f"- {text}" for text in report.known_defects)]
         if report.unmatched:
-            lines += [
-                "",
-                f"Entries of the baseline file that match no finding any more: {'; '.join(report.unmatched)}.",
-            ]
+            unmatched = "; ".join(report.unmatched)
+            lines += ["", f"Entries of the baseline file that match no finding any more: {unmatched}."]
         lines += ["", f"{report.env}: {report.done}", ""]
         lines += [f"- not done: {plain(text)}" for text in report.not_done]
         lines += [f"- {text}" for text in (report.power, report.clean_checks) if text]
         for finding in report.findings:
             if finding.completion:
-                lines += [
-                    "",
-                    f"### {report.env}: {finding.id}",
-                    "",
-                    f"{finding.text}. Usual fix: {finding.remedy}.",
-                    "",
-                ]
+                lines += ["", f"### {report.env}: {finding.id}", ""]
+                lines += [f"{finding.text}. Usual fix: {finding.remedy}.", ""]
                 lines += ["````text", f"prompt: {finding.prompt}", "", f"completion: {finding.completion}", "````"]
                 lines += ["", f"Repeat: `{report.command(finding.id)}`"]
     return "\n".join(lines) + "\n"

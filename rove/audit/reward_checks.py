@@ -421,60 +421,69 @@ async def check_statistics(subject: Subject, base: Baseline, is_judged: bool = F
         Inconclusive: all rewards are equal because of the scripted judge.
     """
     scored = [record for record in subject.records if record.scores is not None]
-    rewards = {round(record.scores.reward, 6) for record in scored if record.scores}
+    rewards = {round(reward_of(record), 6) for record in scored}
     if len(rewards) == 1:
-        reward = rewards.pop()
-        text = f"all {len(scored)} rollouts of all policies have the reward {reward:g}"
+        text = f"all {len(scored)} rollouts of all policies have the reward {min(rewards):g}"
         if is_judged:
             raise Inconclusive(f"inconclusive: {text}, and the scripted judge cannot show whether a model earns more")
-        takes_answers = bool(subject.answers) and not base.is_multi_turn and not base.has_tools
-        if base.honest or (takes_answers and reward > 0):
-            yield Finding(id="reward-statistics", severity=Severity.HIGH, text=text)
-        else:
-            # In a game or with tools, the audit cannot do the task by itself. Without them, the rows' answers may be no
-            # replies, such as the target of an expression, or tests.
-            text += ", and no scripted policy shows that a reward can be earned"
-            remedy = "give the environment a scripted policy that does the task (policies)"
-            severity = Severity.MEDIUM if takes_answers else Severity.LOW
-            yield Finding(id="reward-statistics", severity=severity, text=text, remedy=remedy)
+        yield _equal_rewards(subject, base, min(rewards), text)
         return
-    independent = _independent_of_reply(scored, base)
-    if independent is not None:
-        yield independent
-    weights = scored[0].scores.weights if scored and scored[0].scores else {}
-    # The environments of a group may have different weights.
-    sums = [_positive_weights(record) for record in scored]
-    positive = max(sums, default=0.0)
-    most = max(rewards, default=0.0)
-    least = min(rewards, default=0.0)
+    for finding in (_independent_of_reply(scored, base), _rewards_outside(scored), _rewards_below(scored, base)):
+        if finding is not None:
+            yield finding
+
+
+def _equal_rewards(subject: Subject, base: Baseline, reward: float, text: str) -> Finding:
+    takes_answers = bool(subject.answers) and not base.is_multi_turn and not base.has_tools
+    if base.honest or (takes_answers and reward > 0):
+        return Finding(id="reward-statistics", severity=Severity.HIGH, text=text)
+    # In a game or with tools, the audit cannot do the task by itself. Without them, the rows' answers may be no replies, such
+    # as the target of an expression, or tests.
+    text += ", and no scripted policy shows that a reward can be earned"
+    remedy = "give the environment a scripted policy that does the task (policies)"
+    severity = Severity.MEDIUM if takes_answers else Severity.LOW
+    return Finding(id="reward-statistics", severity=severity, text=text, remedy=remedy)
+
+
+def _rewards_outside(scored: Sequence[RolloutRecord]) -> Finding | None:
+    """Return a finding about rewards outside of the range of their weights."""
     outside = [record for record in scored if _is_outside(record)]
-    if outside:
-        positive = _positive_weights(outside[0])
-        text = f"rewards are between {least:.3f} and {most:.3f}; the weights add up to {positive:.3f}"
-        repeated = [record for record in outside if reward_of(record) > 0 and _is_repetition(record)]
-        if repeated:
-            turns = len(repeated[0].steps)
-            text += f": {shortened(_first_reply(repeated[0]), 60)!r} in each of {turns} turns is paid every time"
-        prompt, completion = evidence(max(repeated or scored, key=reward_of))
-        yield Finding(
-            id="reward-statistics",
-            severity=Severity.HIGH if repeated else Severity.MEDIUM,
-            text=text,
-            prompt=prompt,
-            completion=completion,
-        )
+    if not outside:
+        return None
+    rewards = [round(reward_of(record), 6) for record in scored]
+    text = (
+        f"rewards are between {min(rewards):.3f} and {max(rewards):.3f}; the weights add up to "
+        f"{_positive_weights(outside[0]):.3f}"
+    )
+    repeated = [record for record in outside if reward_of(record) > 0 and _is_repetition(record)]
+    if repeated:
+        turns = len(repeated[0].steps)
+        text += f": {shortened(_first_reply(repeated[0]), 60)!r} in each of {turns} turns is paid every time"
+    prompt, completion = evidence(max(repeated or scored, key=reward_of))
+    severity = Severity.HIGH if repeated else Severity.MEDIUM
+    return Finding(id="reward-statistics", severity=severity, text=text, prompt=prompt, completion=completion)
+
+
+def _rewards_below(scored: Sequence[RolloutRecord], base: Baseline) -> Finding | None:
+    """Return a finding if no reward comes near the sum of the weights."""
     # If no policy knows the task, low rewards are to be expected.
     has_reference = bool(base.honest) or base.right_answer is not None
-    has_same_weights = max(sums, default=0.0) == min(sums, default=0.0)
-    if has_reference and has_same_weights and positive and most < 0.9 * positive:
-        text = f"the highest reward of {len(scored)} rollouts is {most:.3f}; the weights add up to {positive:.3f}"
-        paying = [name for name, weight in weights.items() if weight > 0]
-        never = [name for name in paying if _highest_value(scored, name) <= 0]
-        if never:
-            text += f"; never paid: {', '.join(never)}"
-        # Several functions may exclude each other, such as one for a win and one for a draw.
-        may_be_meant = len(paying) > 1 and not never
-        yield Finding(id="reward-statistics", severity=Severity.LOW if may_be_meant else Severity.MEDIUM, text=text)
+    sums = {_positive_weights(record) for record in scored}
+    if not has_reference or len(sums) != 1:  # the environments of a group may have different weights
+        return None
+    [positive] = sums
+    most = max(round(reward_of(record), 6) for record in scored)
+    if not positive or most >= 0.9 * positive:
+        return None
+    text = f"the highest reward of {len(scored)} rollouts is {most:.3f}; the weights add up to {positive:.3f}"
+    weights = scored[0].scores.weights if scored[0].scores else {}
+    paying = [name for name, weight in weights.items() if weight > 0]
+    never = [name for name in paying if _highest_value(scored, name) <= 0]
+    if never:
+        text += f"; never paid: {', '.join(never)}"
+    # Several functions may exclude each other, such as one for a win and one for a draw.
+    may_be_meant = len(paying) > 1 and not never
+    return Finding(id="reward-statistics", severity=Severity.LOW if may_be_meant else Severity.MEDIUM, text=text)
 
 
 def _is_repetition(record: RolloutRecord) -> bool:

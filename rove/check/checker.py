@@ -146,7 +146,8 @@ def _check(
     _record_reading(report, reading, needs)
     # Such a package requires verifiers 0.4, which would be downloaded with all of its dependencies.
     if report.generation == V1:
-        return _judge(report, OTHER_API)
+        _judge(report, OTHER_API)
+        return
     python = None
     if package.kind != "module":
         on_stage("building")
@@ -169,7 +170,7 @@ def _check(
     # Many packages read a judge's key when they are loaded; with a placeholder, everything but the judge can be checked.
     if report.why.startswith(("the key ", "the keys ")):
         required = {name for name, value in report.keys.items() if value == "not set"}
-        report.placeholders = sorted({*unset_keys(report, report.why), *required})
+        report.placeholders = sorted({*unset_keys(report, report.rollouts.unloaded), *required})
         with_placeholders = run(variables=dict.fromkeys(report.placeholders, PLACEHOLDER))
         if not with_placeholders.unloaded:
             report.rollouts = with_placeholders
@@ -196,10 +197,14 @@ def _judge_rollouts(report: Report) -> None:
         return
     if rollouts.failures and rollouts.failed == rollouts.rollouts:
         first = rollouts.failures[0]
-        return _judge(report, f"{first.type}: {first.message}", "every rollout failed: ")
-    if rollouts.broken:
+        _judge(report, f"{first.type}: {first.message}", "every rollout failed: ")
+        return
+    if rollouts.broken:  # a reward function raised in every rollout
         name, error = next(iter(rollouts.broken.items()))
-        return _judge_reward(report, name, error)
+        _judge(report, error)
+        if report.status == "cannot run":
+            report.why = broken_reward(name, _one_line(error))
+        return
     if "verifiers" in report.names and rollouts.failures:
         features = {"rollout:error"}
         # v0 records its own exceptions, and ends the whole run after any other; these two are separate rows of the page.
@@ -208,13 +213,6 @@ def _judge_rollouts(report: Report) -> None:
         report.deviations += [deviation for deviation in deviations(features) if deviation not in report.deviations]
     if report.deviations:
         report.status = "runs with deviations"
-
-
-def _judge_reward(report: Report, name: str, error: str) -> None:
-    """Set the verdict of a package with a reward function that raised in every rollout."""
-    _judge(report, error)
-    if report.status == "cannot run":
-        report.why = broken_reward(name, _one_line(error))
 
 
 def _judge(report: Report, error: str, prefix: str = "") -> None:

@@ -210,7 +210,7 @@ async def _run(env: IsolatedEnv, results: RolloutResults, limited: CheckLimits) 
                 on_record=collect,
             )
     except TimeoutError:
-        missing = limited.num_examples * len(names) - len(records)
+        missing = len(index_of_seed) - len(records)  # a dataset may have fewer than `num_examples` rows
         timeout = Failure("rollout", "TimeoutError", f"did not end within {limited.play_seconds:g} s", missing)
         _summarize(results, records, [timeout])
     else:

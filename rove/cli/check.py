@@ -107,7 +107,7 @@ def command(
     which sees the environment variables, including API keys. The exit status is 1 if a package does not run.
     """
     console = console_for(as_json_)
-    args, limited = json_object(env_args, "-a") or {}, CheckLimits(num_examples=num_examples)
+    args, limits = json_object(env_args, "-a") or {}, CheckLimits(num_examples=num_examples)
     check_outputs(output, (".md", ".json"))
     named_packages: list[Package] = []
     for argument in packages:
@@ -120,7 +120,7 @@ def command(
                 if console.is_terminal:
                     report_progress(len(reports), f"{name}: {words}")
 
-            reports.append(check(package, args, limited, step))
+            reports.append(check(package, args, limits, step))
             write(reports, output)
             report_progress(len(reports), f"{package.name}: {reports[-1].verdict}")
     if as_json_:

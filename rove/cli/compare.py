@@ -28,10 +28,7 @@ from rove.utils.terminal_text import inert
 
 
 def print_comparison(
-    comparison: Comparison,
-    settings: Mapping[str, list[Any]],
-    questions: Mapping[str, str],
-    console: Console,
+    comparison: Comparison, settings: Mapping[str, list[Any]], questions: Mapping[str, str], console: Console
 ) -> None:
     """Print the verdict, the tables, and the settings that differ.
 

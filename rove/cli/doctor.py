@@ -32,7 +32,7 @@ from rove.cli.options import (
 from rove.clients.endpoint import EndpointClient
 from rove.clients.openai import OpenAIClient
 from rove.core.errors import ConfigError, MissingKeyError, needs_train_extra
-from rove.core.findings import HIGH, Finding, Severity
+from rove.core.findings import HIGH, Finding
 from rove.core.plain import JsonMapping
 from rove.core.ranges import IntFrom2, PositiveFloat, PositiveInt
 from rove.doctor.endpoint import CHECKS, check_endpoint
@@ -139,14 +139,10 @@ def print_result(findings: Sequence[Finding], title: str, as_json: bool, console
         return failed
     print_findings(findings, title, console)
     counts = Counter(finding.severity for finding in findings)
-    console.print(styled(*_counts(counts)))
+    parts = [(f"{counts[severity]} {severity.value}  ", STYLES[severity]) for severity in sorted(counts, reverse=True)]
+    console.print(styled(*parts))
     hint(console, "fix the findings of severity high, then repeat this command" if failed else next_step)
     return failed
-
-
-def _counts(counts: Counter[Severity]) -> Iterator[tuple[str, str]]:
-    for severity in sorted(counts, reverse=True):
-        yield f"{counts[severity]} {severity.value}  ", STYLES[severity]
 
 
 def _mark_files(words: Sequence[str]) -> Iterator[str]:

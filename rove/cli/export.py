@@ -17,12 +17,12 @@ from rove.runs.run import OWNED, Run
 
 def form_of(to: str | None, output: Path | None, upload: bool) -> str:
     """Return the file format: `to`, else the format of the file's suffix, else jsonl."""
-    by_name = {kind.suffix: form for form, kind in FORMATS.items() if kind.suffix}
+    by_suffix = {kind.suffix: form for form, kind in FORMATS.items() if kind.suffix}
     suffix = output.suffix if output else ""
-    if to is None and not upload and suffix and suffix not in by_name:
-        raise ConfigError(f"{output} ends in '{suffix}'; expected {', '.join(by_name)}, or give the form with --to")
-    form = to or ("hf-dir" if upload else by_name.get(suffix, "jsonl"))
-    if suffix in by_name and by_name[suffix] != form:
+    if to is None and not upload and suffix and suffix not in by_suffix:
+        raise ConfigError(f"{output} ends in '{suffix}'; expected {', '.join(by_suffix)}, or give the form with --to")
+    form = to or ("hf-dir" if upload else by_suffix.get(suffix, "jsonl"))
+    if suffix in by_suffix and by_suffix[suffix] != form:
         raise ConfigError(f"{output} ends in '{suffix}', but the form is {form}; give another -o or leave --to out")
     if upload and form != "hf-dir":
         raise ConfigError(f"--push uploads a dataset folder; leave --to {form} out, or give --to hf-dir")

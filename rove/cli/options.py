@@ -170,12 +170,14 @@ def settings(kind: type[T], ctx: click.Context, bare: str = "", **named: Any) ->
 
 def settings_files(words: Sequence[str]) -> list[str]:
     """Return the settings files that command-line words name with "@"."""
-    files = []
-    for word, following in zip(words, [*words, None][1:], strict=True):
-        if word == "@" and following is not None:
-            files.append(following)
+    files: list[str] = []
+    previous = ""
+    for word in words:
+        if previous == "@":
+            files.append(word)
         elif word.startswith("@") and word != "@":
             files.append(word[1:])
+        previous = word
     return files
 
 

@@ -62,8 +62,9 @@ TOOL_CALL_EXAMPLE = FORMATS[0].write([Call("NAME", {"ARGUMENT": "VALUE"})]).repl
 
 def show_new(messages: Sequence[JsonMapping], num_printed: int, console: Console, role: str = "") -> int:
     """Print the environment's messages that follow the first `num_printed` messages; return the number of all messages."""
-    # A conversation that is not longer is a new one, such as the next query of a role.
-    for message in messages[num_printed if len(messages) > num_printed else 0 :]:
+    if len(messages) <= num_printed:  # a new conversation, such as the next query of a role
+        num_printed = 0
+    for message in messages[num_printed:]:
         if message["role"] != "assistant":
             sender = f"{message['role']} to {role}" if role else message["role"]
             console.print(styled((sender, "cyan"), f"\n{text_of(message)}"))
@@ -96,15 +97,18 @@ class Person:
             tools = (as_json(definition["function"]) for definition in request.tools)
             self.console.print("tools:", *tools, f"call one: {TOOL_CALL_EXAMPLE}", sep="\n  ")
         self._shown = show_new(request.messages, self._shown, self.console, self.role)
-        text, calls = read_calls(read_line(f"you as {self.role}> " if self.role else "you> "), FORMATS[0])
-        return Response(AssistantMessage(text or None, tool_calls=calls) if calls else AssistantMessage(text))
+        line = read_line(f"you as {self.role}> " if self.role else "you> ")
+        text, calls = read_calls(line, FORMATS[0])
+        if calls:
+            return Response(AssistantMessage(text or None, tool_calls=calls))
+        return Response(AssistantMessage(text))
 
     async def close(self) -> None:
         """Do nothing: a person holds no resources."""
 
 
 class PrintingClient:
-    """A client that prints responses as they arrive, and with `both` also the environment's messages."""
+    """A client that prints responses as they arrive, and perhaps the environment's messages."""
 
     max_concurrent = 1
 
@@ -112,18 +116,18 @@ class PrintingClient:
         self.client = client
         self.name = name
         self.console = console
-        self.both = with_environment
+        self.with_environment = with_environment
         self._shown = 0
         self._in_roles: dict[str, PrintingClient] = {}
 
     def in_role(self, role: str) -> Client:
         """Return the same model in another role."""
         name = f"{self.name} as {role}"
-        return self._in_roles.setdefault(role, PrintingClient(self.client, name, self.console, self.both))
+        return self._in_roles.setdefault(role, PrintingClient(self.client, name, self.console, self.with_environment))
 
     async def respond(self, request: Request) -> Response:
         """Forward the request and print the response."""
-        if self.both:
+        if self.with_environment:
             self._shown = show_new(request.messages, self._shown, self.console)
         response = await self.client.respond(request)
         self.console.print(styled((self.name, "magenta"), f" {message_text(response.message)}"))
@@ -380,22 +384,18 @@ def command(
     check_options(env, env_id, model, watch, given_roles, cases)
     sampling = SamplingParams.from_args({"temperature": temperature, "max_tokens": max_tokens})
 
-    def device_of(name: str) -> str:
-        """Return the device of a model; `--device` is for -m, and for model roles that are model folders."""
-        uses_device = name == model or is_folder(name)
-        return device if device and uses_device else "auto"
-
     def client_of(name: str) -> Client:
-        key_var = api_key_var or API_KEY_VAR
+        # --device and the chat template are for -m, and for model roles that are model folders.
+        takes_options = name == model or is_folder(name)
         return make_client(
             name,
             env,
             base_url,
-            key_var,
+            api_key_var or API_KEY_VAR,
             trust_remote_code=bool(trust_remote_code),
-            device=device_of(name),
+            device=device if device and takes_options else "auto",
             reporter=ConsoleReporter(console),
-            **(template_settings if name == model or is_folder(name) else {}),
+            **(template_settings if takes_options else {}),
         )
 
     model_client = client_of(model) if model is not None else None

@@ -43,35 +43,35 @@ def play_in_browser(
     console: Console,
 ) -> None:
     """Serve games until Ctrl-C; `seed` chooses the first example, and increases by one per game."""
-    table = set_up_table(env, env_id, model, watch, role_options.person)
+    session = set_up_session(env, env_id, model, watch, role_options.person)
     kept_in: list[Path] = []
 
     def keep(record: RolloutRecord) -> str:
-        config = {"env": env_id, "model": "a person" if table.role == "model" else model, "role": table.role}
+        config = {"env": env_id, "model": "a person" if session.role == "model" else model, "role": session.role}
         config |= {"model_roles": role_options.models} if role_options.models else {}
         folder = run_dir
-        if run_dir is not None and table.role != table.model_roles[0]:
-            folder = run_dir.with_name(f"{run_dir.name}-{folder_of(table.role)}")
+        if run_dir is not None and session.role != session.model_roles[0]:
+            folder = run_dir.with_name(f"{run_dir.name}-{folder_of(session.role)}")
         kept_in.append(keep_game(folder, config, record))
         return str(kept_in[-1])
 
     async def games() -> None:
-        player = PlayClient(table, client)
+        player = PlayClient(session, client)
         roles = PlayRoles(
-            role_clients, lambda role: PlayClient(table, None, role) if table.is_person_role(role) else None
+            role_clients, lambda role: PlayClient(session, None, role) if session.is_person_role(role) else None
         )
         chosen = random.randrange(1 << 30) if seed is None else seed
         try:
-            async with listening(make_play_app(table, keep), "127.0.0.1", port) as runner:
+            async with listening(make_play_app(session, keep), "127.0.0.1", port) as runner:
                 console.print(f"play at http://127.0.0.1:{runner.addresses[0][1]}/ (Ctrl-C stops it)", soft_wrap=True)
                 while True:
                     game = env
                     if isinstance(env, TwoPlayer):
-                        game = env_with_opponent(env, table.ask if table.role == "opponent" else None)
+                        game = env_with_opponent(env, session.ask if session.role == "opponent" else None)
                     record = await one_game(game, player, model or "", sampling, chosen, roles)
                     if client is not None:
-                        table.add_roles(roles.used)
-                    await table.finish(record)
+                        session.add_roles(roles.used)
+                    await session.finish(record)
                     chosen += 1
         finally:
             await player.close()
@@ -92,7 +92,7 @@ def folder_of(role: str) -> str:
     return FOLDER_SUFFIXES.get(role) or f"as-{named or 'any'}"
 
 
-def set_up_table(
+def set_up_session(
     env: Environment, env_id: str, model: str | None, watch: bool, person_roles: Sequence[str] = ()
 ) -> PlaySession:
     """Return the session of an environment: the roles that a person may play, and the fields of an answer."""

@@ -61,9 +61,8 @@ def print_preview(preview: SFTPreview, console: Console) -> None:
             console.print(f"conversation {number}  {conversation.origin}", style="bold")
             text = Text()
             for piece in pieces:
-                text.append(
-                    f"⟦{piece.text}⟧" if piece.is_trained else piece.text, "green" if piece.is_trained else None
-                )
+                marked = (f"⟦{piece.text}⟧", "green") if piece.is_trained else (piece.text, None)
+                text.append(*marked)
             console.print(text, soft_wrap=True)
             console.print()
     table = Table(title=f"SFT data: {preview.data}", show_header=False)
@@ -165,7 +164,10 @@ def command(
         data.conversations  # noqa: B018  errors in the data come before the model is loaded
         loaded = load_initial(config, "cpu")
         preview = preview_sft(config, loaded, data)
-        print_json(msgspec.to_builtins(preview)) if as_json else print_preview(preview, console)
+        if as_json:
+            print_json(msgspec.to_builtins(preview))
+        else:
+            print_preview(preview, console)
         return
     ranks = join_process_group(config.device)
     if not ranks.is_first:

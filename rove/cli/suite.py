@@ -45,15 +45,16 @@ def resolve(ctx: click.Context, named: JsonMapping) -> tuple[list[Evaluation], b
     paths, flags = _split_files(ctx.args)
     files = [(path, read_toml(path)) for path in paths]
     complete = any(content.keys() >= RUN_CONFIG for _, content in files)
-    suites = [i for i, (_, content) in enumerate(files) if {*TABLES, "sweep"} & content.keys()]
+    suites = [path for path, content in files if not content.keys().isdisjoint({*TABLES, "sweep"})]
     if not suites:
         return [_resolved(ctx, ctx.args, named, "", complete)], False
     if len(suites) > 1:
-        suite_files = " and ".join(files[i][0] for i in suites)
-        raise ConfigError(f"{suite_files} both contain several evaluations; give one such file at a time")
-    path, content = files[suites[0]]
+        raise ConfigError(f"{' and '.join(suites)} both contain several evaluations; give one such file at a time")
+    [path] = suites
+    position = paths.index(path)
+    _, content = files[position]
     confirm_foreign(Path(path), content)
-    words_before, words_after = _file_words(paths[: suites[0]]), _file_words(paths[suites[0] + 1 :])
+    words_before, words_after = _file_words(paths[:position]), _file_words(paths[position + 1 :])
     evaluations: dict[bytes, Evaluation] = {}
     with error_source(path, ", "):
         points = list(expand(content))
@@ -90,13 +91,7 @@ def _split_files(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return files, other_words
 
 
-def _resolved(
-    ctx: click.Context,
-    words: Sequence[str],
-    named: JsonMapping,
-    source: str,
-    complete: bool,
-) -> Evaluation:
+def _resolved(ctx: click.Context, words: Sequence[str], named: JsonMapping, source: str, complete: bool) -> Evaluation:
     """Return the evaluation for these words. Set `complete` if they are all settings of a run, including defaults."""
     ctx.args = list(words)
     config = settings(EvalConfig, ctx, bare="env", **named)
@@ -212,8 +207,11 @@ def suite_table(rows: Sequence[JsonMapping]) -> Table:
     table = Table(width=100, pad_edge=False, caption=noted or None, caption_justify="left")
     for name in ("environment", "model", "settings"):
         table.add_column(name, overflow="fold")
-    passes = any(row.get("pass@k") for row in rows)
-    for name in ("n", "reward, 95%", *["pass@1"] * passes, "failed"):
+    has_pass_rates = any(row.get("pass@k") for row in rows)
+    number_columns = ["n", "reward, 95%", "failed"]
+    if has_pass_rates:
+        number_columns.insert(2, "pass@1")
+    for name in number_columns:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         labels = (
@@ -222,11 +220,13 @@ def suite_table(rows: Sequence[JsonMapping]) -> Table:
             "\n".join(folded(pair, LABEL_WIDTH) for pair in _pairs(row["settings"])),
         )
         if "error" in row:
-            table.add_row(*labels, *["–"] * (2 + passes), styled(("stopped", "red")))
+            cells = ["–"] * (len(number_columns) - 1)
+            table.add_row(*labels, *cells, styled(("stopped", "red")))
             continue
-        reward = f"{number(row['reward']['mean'])} {interval(row['reward'], 2)}"
-        chance = [number(row["pass@k"].get("1", {}).get("mean"))] if passes else []
-        table.add_row(*labels, str(row["scored"]), reward, *chance, str(row["failed"]))
+        cells = [str(row["scored"]), f"{number(row['reward']['mean'])} {interval(row['reward'], 2)}"]
+        if has_pass_rates:
+            cells.append(number(row["pass@k"].get("1", {}).get("mean")))
+        table.add_row(*labels, *cells, str(row["failed"]))
     return table
 
 

@@ -49,7 +49,9 @@ def print_plan(path: Path, recipe: Recipe, pipeline: Pipeline, is_given: bool, a
     from rove.stages.preparation import estimate_recipe
 
     # The estimate in the folder is for the recipe that rove has chosen, and not for a given file.
-    estimate = (None if is_given else read_estimate(recipe.folder)) or estimate_recipe(recipe, pipeline.reporter)
+    estimate = None if is_given else read_estimate(recipe.folder)
+    if estimate is None:
+        estimate = estimate_recipe(recipe, pipeline.reporter)
     console.print(path.read_text("utf-8"), soft_wrap=True)
     console.print(plan_table(recipe, estimate))
     for note in pipeline.notes():

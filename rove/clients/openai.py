@@ -84,10 +84,11 @@ class OpenAIClient(EndpointClient):
 
     def read(self, request: Request, answer: object) -> Response:
         """Read the reply to a chat completion, or to a completion for a raw text."""
-        if request.text is None:
-            # Groq and Cerebras refuse a field with a name that they do not use themselves.
-            self._reasoning_field = chat.reasoning_field(answer) or self._reasoning_field
-        return chat.read_response(answer) if request.text is None else completions.read_response(answer)
+        if request.text is not None:
+            return completions.read_response(answer)
+        # Groq and Cerebras refuse a field with a name that they do not use themselves.
+        self._reasoning_field = chat.reasoning_field(answer) or self._reasoning_field
+        return chat.read_response(answer)
 
 
 class CompletionsClient(OpenAIClient):

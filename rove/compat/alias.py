@@ -202,15 +202,17 @@ def uninstall() -> None:
 
 def missing_reason(path: str) -> str:
     """Return why `verifiers.<path>` is not available, with a replacement if there is one; "" if it is available."""
-    parts = [_UNSUPPORTED_MODULES.get(part, part) for part in path.split(".")]
-    for index, part in enumerate(parts):
-        module = ".".join(parts[:index])
-        if ".".join([*parts[:index], part]) in {*_MODULES, *_PACKAGES}:
+    module = ""
+    for part in path.split("."):
+        name = _UNSUPPORTED_MODULES.get(part, part)
+        submodule = f"{module}.{name}".removeprefix(".")
+        if submodule in _MODULES or submodule in _PACKAGES:
+            module = submodule
             continue
-        if hasattr(importlib.import_module(_target_of(module)), part):
+        if hasattr(importlib.import_module(_target_of(module)), name):
             return ""
         try:
-            getattr(importlib.import_module(TARGET), part)
+            getattr(importlib.import_module(TARGET), name)
         except AttributeError as error:
             return str(error)
         return ""

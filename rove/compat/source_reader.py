@@ -357,8 +357,10 @@ class _File(ast.NodeVisitor):
         elif text is not None:
             self.note("key", text)
             self.note(table, text)
-            is_read = isinstance(node.ctx, ast.Load)
-            self.note("reads" if is_read else "sets", f"{table}.{text}" if is_read else text)
+            if isinstance(node.ctx, ast.Load):
+                self.note("reads", f"{table}.{text}")
+            else:
+                self.note("sets", text)
         self.generic_visit(node)
 
 

@@ -103,8 +103,9 @@ def _instructions(code: CodeType) -> Iterator[str]:
     constants: list[Any] = [constant for constant in code.co_consts if not isinstance(constant, CodeType)]
     texts: list[str] = []
     for constant in constants:
-        # The order of a set of texts differs between processes.
-        texts.append(repr(sorted(map(repr, constant)) if type(constant) is frozenset else constant))  # pyright: ignore[reportUnknownArgumentType]
+        if type(constant) is frozenset:  # the order of a set of texts differs between processes
+            constant = sorted(map(repr, constant))  # pyright: ignore[reportUnknownArgumentType]
+        texts.append(repr(constant))
     yield repr((code.co_code, code.co_names, texts))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

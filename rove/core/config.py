@@ -48,8 +48,10 @@ def load(
     while words:
         word = words.pop(0)
         if word.startswith("@"):
-            content = read_toml(word[1:] or _next(words, "a file after @"))
-            is_run = content.keys() >= RUN_CONFIG
+            if word == "@" and not words:
+                raise ConfigError("expected a file after @")
+            content = read_toml(word[1:] or words.pop(0))
+            is_run = content.keys() >= RUN_CONFIG and is_mapping(content["config"])
             merge(values, content["config"] if is_run else content)
         elif word.startswith("--"):
             key, value = _flag(word[2:], words, kind)
@@ -64,11 +66,13 @@ def load(
     for key, value in named.items():
         if value is not None:
             merge(values, nested(key, value))
-    missing = _missing(kind, values)
+    return convert(kind, values, flags, _advice(_missing(kind, values), bare))
+
+
+def _advice(missing: Sequence[str], bare: str) -> str:
     arguments = [bare.upper() if name == bare else f"--{name.replace('_', '-')} …" for name in missing]
     pronoun = "them" if len(missing) > 1 else "it"
-    advice = f"; pass {' and '.join(arguments)}, or a file that contains {pronoun}: @ settings.toml"
-    return convert(kind, values, flags, advice)
+    return f"; pass {' and '.join(arguments)}, or a file that contains {pronoun}: @ settings.toml"
 
 
 def _check_known(kind: type, values: Iterable[str], flags: Iterable[str]) -> None:
@@ -168,12 +172,6 @@ def parse_value(text: str) -> object:
         return msgspec.json.decode(text)
     except (ValueError, *UNREADABLE):  # a text needs no quotation marks: --loss.kind cispo, not '"cispo"'
         return text
-
-
-def _next(words: list[str], description: str) -> str:
-    if not words:
-        raise ConfigError(f"expected {description}")
-    return words.pop(0)
 
 
 def _flag(word: str, words: list[str], kind: object) -> tuple[str, object]:

@@ -13,6 +13,7 @@ from rove.core.errors import ConfigError, RunError
 from rove.core.plain import UNREADABLE, is_list, is_mapping
 
 PIECES, PIECE_BYTES = 16, 1 << 20
+"""Number and size of the pieces that are hashed of a file of more than 16 MB."""
 ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
 """The names that PEFT gives to the files of an adapter."""
 ADAPTER_BASE = "base.txt"

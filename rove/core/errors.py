@@ -383,5 +383,5 @@ def excerpt(value: object, limit: int = 200) -> str:
     if value is None or isinstance(value, bool) or is_object(value) or is_list(value):
         value = as_json(value)
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    line = " ".join(text.split())
-    return (line if len(line) <= limit else line[:limit] + "…") or "(nothing)"
+    line = " ".join(text.split()) or "(nothing)"
+    return line if len(line) <= limit else line[:limit] + "…"

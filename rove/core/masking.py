@@ -190,11 +190,12 @@ def _spellings(secret: str) -> Iterator[str]:
     for encode in (partial(quote, safe=""), quote, quote_plus):
         encoded = encode(secret, errors="replace")
         yield from (encoded, _URL_ENCODED.sub(lambda match: match[0].lower(), encoded))
-    for offset in range(3):
-        # The characters that depend on the secret alone, wherever it is in the encoded bytes ("Basic user:secret").
+    # The secret may begin at any of the 3 bytes that base64 writes as 4 characters ("Basic user:secret"). Only the characters
+    # from `first` to `end` depend on the secret alone.
+    for offset, first in ((0, 0), (1, 2), (2, 3)):
         encoded = base64.b64encode(bytes(offset) + content).decode()
-        first = -(-offset * 8 // 6)  # base64 writes 8 bits as characters of 6
-        core = encoded[first : (offset + len(content)) * 8 // 6]
+        end = (offset + len(content)) * 8 // 6
+        core = encoded[first:end]
         yield from (core, core.translate(_URL_SAFE))
 
 

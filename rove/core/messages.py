@@ -149,10 +149,10 @@ def call_arguments(call: JsonValue) -> Arguments:
     if arguments is None:
         return {}
     if not is_object(arguments):
-        kinds = {list: "a list", str: "a text", bool: "a bool", int: "a number", float: "a number"}
-        raise ToolParseError(
-            f'the arguments of {name} are {kinds[type(arguments)]}; expected a JSON object like {{"name": value}}'
-        )
+        kinds = {"list": "a list", "str": "a text", "int": "a number", "float": "a number"}
+        type_name = type(arguments).__name__  # any: a scripted policy is Python code
+        kind = kinds.get(type_name, f"a {type_name}")
+        raise ToolParseError(f'the arguments of {name} are {kind}; expected a JSON object like {{"name": value}}')
     return arguments
 
 

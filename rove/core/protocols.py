@@ -120,7 +120,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
         values: dict[str, object] = {}
         for mapping in args:
             # One by one, so that a later `max_tokens` replaces an earlier `max_completion_tokens`.
-            values |= _normalized({key: value for key, value in (mapping or {}).items() if value is not None})
+            values |= _normalized(mapping or {})
         extra: dict[str, object] = {}
         for name in ("extra", "extra_body"):
             fields = values.pop(name, {})
@@ -142,17 +142,16 @@ class SamplingParams(msgspec.Struct, frozen=True):
         check_fields(self)
 
 
-def _normalized(args: JsonObject) -> JsonObject:
-    """Return sampling arguments in which OpenAI's other names and forms are replaced by the names and forms of
-    `SamplingParams`.
-    """
+def _normalized(mapping: JsonMapping) -> JsonObject:
+    """Return the sampling arguments that are set, in the names and forms of `SamplingParams` instead of OpenAI's other ones."""
+    args = {name: value for name, value in mapping.items() if value is not None}
     if "max_completion_tokens" in args:
         args["max_tokens"] = args.pop("max_completion_tokens")
     if isinstance(args.get("stop"), str):
         args["stop"] = [args["stop"]]
     # OpenAI's chat API has a bool and a number, its completions API and vLLM have only the number.
     top_logprobs = args.pop("top_logprobs", None)
-    if args.get("logprobs", top_logprobs) is True:
+    if args.get("logprobs") is True:
         args["logprobs"] = top_logprobs or 0
     elif args.get("logprobs") is False:
         args["logprobs"] = None

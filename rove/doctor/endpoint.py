@@ -133,9 +133,10 @@ async def list_models(client: EndpointClient) -> list[JsonObject]:
             content = msgspec.json.decode(await reply.read())
         except UNREADABLE:
             return []
-    data = content.get("data") if isinstance(content, dict) else None
-    entries = filter(is_mapping, data or [])
-    return [dict(entry) for entry in entries if "id" in entry]
+    entries = content.get("data") if isinstance(content, dict) else None
+    if not isinstance(entries, list):
+        return []
+    return [dict(entry) for entry in entries if is_mapping(entry) and "id" in entry]
 
 
 def check_key(listed: Sequence[Any] | Error, response: Response | Error) -> Finding:
@@ -238,7 +239,7 @@ def logprobs_in(answer: Any) -> list[Any]:
     try:
         logprobs = answer["choices"][0].get("logprobs") or {}
         if "token_logprobs" in logprobs:
-            return logprobs["token_logprobs"]
+            return list(logprobs["token_logprobs"])
         return [token["logprob"] for token in logprobs["content"] or []]
     except (KeyError, IndexError, TypeError, AttributeError):
         return []
@@ -246,18 +247,18 @@ def logprobs_in(answer: Any) -> list[Any]:
 
 async def check_greedy(client: EndpointClient, model: str) -> Finding:
     """Check whether temperature 0 gives the same response twice."""
-    same, first = await _twice(client, model, temperature=0.0)
-    if same:
+    first, second = await _twice(client, model, temperature=0.0)
+    if first == second:
         return Finding("temperature_0", "the same response twice", OK)
-    return Finding("temperature_0", f"a different second response: '{_short(first, 30)}'")
+    return Finding("temperature_0", f"a different second response: '{_short(second, 30)}'")
 
 
 async def check_seed(client: EndpointClient, model: str) -> Finding:
     """Check whether a seed makes sampling repeatable."""
-    same, first = await _twice(client, model, temperature=1.0, seed=7)
-    if same:
+    first, second = await _twice(client, model, temperature=1.0, seed=7)
+    if first == second:
         return Finding("seed", "the same response twice at temperature 1", OK)
-    return Finding("seed", f"a different second response: '{_short(first, 30)}'")
+    return Finding("seed", f"a different second response: '{_short(second, 30)}'")
 
 
 async def check_context(client: EndpointClient, model: str, listed: Sequence[JsonMapping] | Error) -> Finding:
@@ -328,11 +329,12 @@ def _timed_out(error: Error) -> bool:
     return isinstance(error, InfraError) and "no answer within" in str(error)
 
 
-async def _twice(client: EndpointClient, model: str, **sampling: Any) -> tuple[bool, str]:
+async def _twice(client: EndpointClient, model: str, **sampling: Any) -> tuple[str, str]:
+    """Send the same request twice; return the texts of both responses."""
     request = _request(client, model, STORY, max_tokens=STORY_MAX_TOKENS, **sampling)
     first = text_of((await client.respond(request)).message)
     second = text_of((await client.respond(request)).message)
-    return first == second, first
+    return first, second
 
 
 def _short(text: str, max_chars: int = 90) -> str:

@@ -170,43 +170,53 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
     for rollout in groups:
         prompt_length = rollout[1].index(True)
         members += [_variant(rollout, loaded, rng, prompt_length) for _ in range(rl.rollouts_per_example)]
-    trained = computed_tokens(rl.micro_batch_tokens, loaded, members)
-    first = work.rollouts[0][0]
-    shared = min(common_prefix(first, ids) for ids, _ in work.rollouts)
+    step_tokens = computed_tokens(rl.micro_batch_tokens, loaded, members)
+    first_ids = work.rollouts[0][0]
+    shared_prefix = min(common_prefix(first_ids, ids) for ids, _ in work.rollouts)
     # A full micro-batch if possible: long ones take more time per token.
-    measured = min(rl.micro_batch_tokens, max(MIN_TOKENS, MEASURED_OPERATIONS / (6 * _parameters(loaded))))
-    is_small = measured == rl.micro_batch_tokens
+    measured_tokens = min(rl.micro_batch_tokens, max(MIN_TOKENS, MEASURED_OPERATIONS / (6 * _parameters(loaded))))
+    is_full = measured_tokens == rl.micro_batch_tokens
+    rollouts_at_once = 8 if is_full else 1  # of a large model, rollouts that are not needed would take minutes
 
     def extended(batch: list[TrainingSequence], tokens: float) -> list[TrainingSequence]:
         batch = list(batch)
         while len(batch) < rl.batch_size and computed_tokens(rl.micro_batch_tokens, loaded, batch) < tokens:
-            batch += [_variant(rng.choice(work.rollouts), loaded, rng, shared) for _ in range(8 if is_small else 1)]
+            for _ in range(rollouts_at_once):
+                batch.append(_variant(rng.choice(work.rollouts), loaded, rng, shared_prefix))
         return batch
 
-    several = extended([], measured)
-    # At most a micro-batch: the time of further passes would count as that of tokens.
-    larger = [] if is_small else extended(several, min(rl.micro_batch_tokens, LARGER_BATCH_FACTOR * measured))
-    training = _training_time(learner, several, larger)
-    trial = try_training(rl, loaded, several)
+    batch = extended([], measured_tokens)
+    larger_batch: list[TrainingSequence] = []
+    if not is_full:
+        # At most a micro-batch: the time of further passes would count as that of tokens.
+        larger_batch = extended(batch, min(rl.micro_batch_tokens, LARGER_BATCH_FACTOR * measured_tokens))
+    training = _training_time(learner, batch, larger_batch)
+    trial = try_training(rl, loaded, batch)
+
     sft_step, sft_steps = 0.0, 0
     if sft is not None:
-        batch = [_variant(rng.choice(work.rollouts), loaded, rng, shared) for _ in range(sft.batch_size)]
+        sequences = [_variant(rng.choice(work.rollouts), loaded, rng, shared_prefix) for _ in range(sft.batch_size)]
         held_out = sft.validation_fraction * work.conversations / sft.batch_size
-        passes = 1 + FORWARD_SHARE * held_out / sft.validate_every
-        sft_step = passes * training.seconds(computed_tokens(rl.micro_batch_tokens, loaded, batch))
+        sft_passes = 1 + FORWARD_SHARE * held_out / sft.validate_every
+        sft_step = sft_passes * training.seconds(computed_tokens(rl.micro_batch_tokens, loaded, sequences))
         sft_step += _evaluation_seconds(sft.evaluation, rollout_seconds, work)
         training_conversations = round((1 - sft.validation_fraction) * work.conversations)
         sft_steps = max(1, training_conversations // sft.batch_size) * sft.epochs
-    passes = 1 + FORWARD_SHARE if rl.loss.kl_penalty else 1.0  # the reference model computes the tokens, too
-    rl_step = rl.batch_size * rollout_seconds + passes * training.seconds(TRAINED_SHARE * trained)
+
+    rl_passes = 1 + FORWARD_SHARE if rl.loss.kl_penalty else 1.0  # the reference model computes the tokens, too
+    rl_step = rl.batch_size * rollout_seconds + rl_passes * training.seconds(TRAINED_SHARE * step_tokens)
     rl_step += _evaluation_seconds(rl.evaluation, rollout_seconds, work)
     initial = 0.0
     if rl.lr_backoff is not None:  # the learning rate is reduced if a step falls below this evaluation
         initial = _evaluation_seconds(rl.evaluation, rollout_seconds, work, every=1)
-    teacher_row = work.table_rollouts * work.teacher_seconds
-    setup_seconds = ROWS * work.conditions * work.setup_seconds
-    data = TOKEN_BYTES * work.conversations * work.tokens
-    needed = memory_needed(rl, loaded, trial, round(work.tokens), trained)
+
+    table = (
+        SAMPLED_ROWS * work.table_rollouts * rollout_seconds
+        + work.teacher_rows * (work.table_rollouts * work.teacher_seconds)
+        + ROWS * work.conditions * work.setup_seconds
+    )
+    data_bytes = TOKEN_BYTES * work.conversations * work.tokens
+    needed = memory_needed(rl, loaded, trial, round(work.tokens), step_tokens)
     # In the results table, a model that has not learned the format yet may sample the maximum number of tokens in every turn.
     longest = work.tokens - work.sampled_tokens + work.untrained_turns * rl.max_tokens
     cache = CACHED_SHARE * position_bytes(loaded.model) * longest * work.table_rollouts / work.conditions
@@ -218,10 +228,11 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
         rl_step=OVERHEAD * rl_step,
         rl_steps=rl.steps,
         initial=initial,
-        table=SAMPLED_ROWS * work.table_rollouts * rollout_seconds + work.teacher_rows * teacher_row + setup_seconds,
+        table=table,
         memory=max(
-            peak_memory() + data,
-            libraries + RUNTIME_BYTES + sum(needed.values()) + data,
+            peak_memory() + data_bytes,  # these measurements
+            libraries + RUNTIME_BYTES + sum(needed.values()) + data_bytes,  # training
+            # the results table
             libraries + RUNTIME_BYTES + 2 * needed["weights"] + min(default_cache_bytes(loaded.model.device), cache),
         ),
     )
@@ -350,13 +361,10 @@ def _random_ids(loaded: LoadedModel, rng: random.Random, count: int) -> list[int
     return [rng.randrange(loaded.model.config.vocab_size) for _ in range(count)]
 
 
-def _sequence(ids: list[int], mask: list[bool]) -> TrainingSequence:
-    return TrainingSequence(ids, mask, [0.0] * len(ids), [float(is_sampled) for is_sampled in mask])
-
-
 def _variant(
     rollout: tuple[list[int], list[bool]], loaded: LoadedModel, rng: random.Random, start: int
 ) -> TrainingSequence:
     """Return a rollout with random tokens from position `start` on."""
     ids, mask = rollout
-    return _sequence([*ids[:start], *_random_ids(loaded, rng, len(ids) - start)], mask)
+    new_ids = [*ids[:start], *_random_ids(loaded, rng, len(ids) - start)]
+    return TrainingSequence(new_ids, mask, [0.0] * len(ids), [float(is_sampled) for is_sampled in mask])

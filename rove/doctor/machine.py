@@ -160,7 +160,8 @@ def memory_needed(
         tokens: Computed tokens of a training step. Default: enough to fill a micro-batch.
     """
     filled = max(config.micro_batch_tokens, longest)
-    filled = min(filled, tokens) if tokens else filled
+    if tokens:
+        filled = min(filled, tokens)
     weights = list(loaded.model.parameters())
     size = sum(p.nbytes for p in weights)
     trained = sum(p.nbytes for p in weights if p.requires_grad)  # with LoRA, the adapter only
@@ -183,8 +184,10 @@ def memory_needed(
         "bf16 copies of the weights": size / 2 if config.mixed_precision and copies_weights else 0.0,
     }
     if config.max_off_policy_steps == 0:
-        smaller = min(sampling, training, key=lambda phase: sum(phase.values()))
-        smaller.update(dict.fromkeys(smaller, 0.0))
+        if sum(sampling.values()) <= sum(training.values()):
+            sampling = dict.fromkeys(sampling, 0.0)
+        else:
+            training = dict.fromkeys(training, 0.0)
     return {
         "Python and its libraries": libraries + LAZY_BYTES if libraries else 0.0,
         "weights": float(size),

@@ -27,13 +27,7 @@ from rove.doctor.machine import (
     resident_memory,
     try_training,
 )
-from rove.doctor.rollouts import (
-    Lengths,
-    check_context,
-    check_samples,
-    first_prompts,
-    lengths_of,
-)
+from rove.doctor.rollouts import Lengths, check_context, check_samples, first_prompts, lengths_of
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
 from rove.models.linear import has_bf16_products, use_fast_linear
@@ -112,7 +106,8 @@ async def _check_in_environment(
         on_progress("loading the model", 0, 1)
         libraries = resident_memory()
         loaded = load_initial(config, config.device)
-        libraries = libraries if loaded.model.device.type == "cpu" else 0  # they take nothing of a GPU's memory
+        if loaded.model.device.type != "cpu":
+            libraries = 0  # they take nothing of a GPU's memory
         torch.set_num_threads(config.threads or default_threads(loaded.model))
     except Exception as error:  # a broken file may raise anything
         yield Finding("model", excerpt(error_text(error), MAX_ERROR_CHARS))
@@ -167,10 +162,13 @@ async def _check_with_model(
 ) -> AsyncIterator[Finding]:
     """Yield findings that need the loaded model; `libraries`: memory of the process in bytes before the model was loaded."""
     client = EngineClient.from_model(loaded, max_batch=config.batch_size)
-    context, longest = client.engine.context, min(client.engine.context, config.micro_batch_tokens)
-    sampled, scripted = Sampled([], 0.0), list[RolloutRecord]()
+    context = client.engine.context
+    longest = min(context, config.micro_batch_tokens)
+    sampled = Sampled([], 0.0)
+    scripted: list[RolloutRecord] = []
     if groups:
-        scripted = await _scripted(config, env) if env.message_type == "chat" else []  # raw texts are never rendered
+        if env.message_type == "chat":  # raw texts are never rendered
+            scripted = await _scripted(config, env)
         sampled = await _sampled(config, env, client, groups, on_progress)
         await client.close()
         for finding in check_samples(sampled.records, scripted, loaded.renderer, config.max_tokens, context):
@@ -207,27 +205,27 @@ def _check_machine(
         in_bf16 = config.mixed_precision or config.bf16_sampling
         yield check_drift(trial, in_bf16 and has_bf16_products(loaded.model.device))
     records = [record for record in sampled.records if record.error is None]
-    step = config.batch_size / max(1, len(records))  # training steps are this many times as large
+    scale = config.batch_size / max(1, len(records))  # training steps are this many times as large
     sequences = list(chain.from_iterable(sequences_from_record(record, 1.0) for record in records))
-    tokens = round(step * computed_tokens(config.micro_batch_tokens, loaded, sequences)) if records else None
+    tokens = round(scale * computed_tokens(config.micro_batch_tokens, loaded, sequences)) if records else None
     needed = memory_needed(config, loaded, trial, longest, tokens, libraries)
     yield check_memory(needed, memory_free(loaded.model.device))
     if records:
         rollouts, _ = training_sequences(records)  # without zero-advantage groups
         useful = list(chain.from_iterable(rollouts))
-        trained = step * computed_tokens(config.micro_batch_tokens, loaded, useful or sequences)
-        sampling = sampled.seconds_per_rollout * config.batch_size
-        yield check_time(config.steps, config.checkpoint_every, sampling, trial.seconds / trial.tokens * trained)
+        trained_tokens = scale * computed_tokens(config.micro_batch_tokens, loaded, useful or sequences)
+        sampling_seconds = sampled.seconds_per_rollout * config.batch_size
+        training_seconds = trial.seconds / trial.tokens * trained_tokens
+        yield check_time(config.steps, config.checkpoint_every, sampling_seconds, training_seconds)
     total_bytes = sum(len(encode_record(record)) for record in sampled.records)
-    written = total_bytes / max(1, len(sampled.records))
-    yield check_disk(config, needed, written, folder)
+    yield check_disk(config, needed, total_bytes / max(1, len(sampled.records)), folder)
 
 
 async def _sampled(config: RLConfig, env: Environment, client: Client, groups: int, on_progress: OnProgress) -> Sampled:
     """Sample some groups of the first step, spread evenly because its examples may be sorted by difficulty."""
-    width = config.batch_size // config.rollouts_per_example
-    jobs = plan_groups(env.get_dataset(width), config.rollouts_per_example, config.seed, 0)
-    chosen = jobs[:: max(1, width // groups)][:groups]
+    groups_per_step = config.batch_size // config.rollouts_per_example
+    step = plan_groups(env.get_dataset(groups_per_step), config.rollouts_per_example, config.seed, 0)
+    chosen = step[:: max(1, groups_per_step // groups)][:groups]
     sampling = SamplingParams(temperature=config.temperature, max_tokens=config.max_tokens)
     records: list[RolloutRecord] = []
     total, seconds = sum(map(len, chosen)), 0.0
@@ -246,10 +244,10 @@ async def _sampled(config: RLConfig, env: Environment, client: Client, groups: i
 async def _scripted(config: RLConfig, env: Environment) -> list[RolloutRecord]:
     records: list[RolloutRecord] = []
     examples = env.get_dataset(SCRIPTED_ROLLOUTS)
-    jobs: list[list[Job]] = plan_groups(examples, config.rollouts_per_example, config.seed, 0)
+    groups: list[list[Job]] = plan_groups(examples, config.rollouts_per_example, config.seed, 0)
+    one_of_each_group = [group[:1] for group in groups]
     for name, policy in env.policies.items():
-        one_each = [group[:1] for group in jobs]
-        async for record in run_groups(env, ScriptedClient(policy, name), one_each):
+        async for record in run_groups(env, ScriptedClient(policy, name), one_of_each_group):
             if record.error is None:
                 records.append(record)
     return records

@@ -80,10 +80,11 @@ class DecodeBatch:
         starts = [end - size for end, size in zip(ends, sizes, strict=True)]
         # One tensor and one transfer for all four columns: a step costs 20 µs of Python per row already (benchmarks/LOG.md).
         columns = torch.tensor((indices, firsts, sources, shared_prefixes), dtype=torch.long)
-        if ends[-1] > len(pieces):
+        if ends[-1] > len(pieces):  # a piece has several tokens: repeat its columns, and count its positions up
             repeats = torch.tensor(sizes)
             columns = columns.repeat_interleave(repeats, 1)
-            columns[1] += torch.arange(ends[-1]) - torch.tensor(starts).repeat_interleave(repeats)
+            offsets_in_piece = torch.arange(ends[-1]) - torch.tensor(starts).repeat_interleave(repeats)
+            columns[1] += offsets_in_piece
         pool = slots[0].pool
         longest = max(first + size for first, size in zip(firsts, sizes, strict=True))
         tokens = slice(first_token, first_token + ends[-1])
@@ -250,7 +251,7 @@ def _similar_chunks(chunks: Sequence[Chunk], heads: int) -> Iterator[list[Chunk]
     group: list[Chunk] = []
     for chunk in sorted(chunks, key=lambda chunk: (*kind(chunk), -chunk.size)):
         if group:
-            capacity = kind(chunk)[0]
+            capacity, _ = kind(chunk)
             scores = (len(group) + 1) * heads * group[0].size * capacity
             is_much_shorter = chunk.size * 2 < group[0].size
             if kind(group[0]) != kind(chunk) or is_much_shorter or scores > MAX_SCORES:

@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance._lib import LLParserLimits  # pyright: ignore[reportMissingModuleSource]
 
 from rove.core.errors import ConfigError, as_json
-from rove.core.plain import JsonMapping, JsonObject
+from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.core.protocols import SamplingParams, ToolChoice
 from rove.engine.grammar_check import LIMITS, readable, tokenizer_json
 from rove.rendering.json_calls import LIST_FORMS, MARKED_FORMS, JsonForm
@@ -298,18 +298,22 @@ def _schema(function: JsonMapping) -> JsonObject:
 def _valid_parameters(function: JsonMapping) -> JsonMapping:
     """Return the schema of a function's arguments after checking the parts that rove reads, because a client may have sent it."""
     schema = function.get("parameters") or {"properties": {}}
-    is_valid = isinstance(schema, Mapping)
-    if is_valid:
-        properties, required = schema.get("properties") or {}, schema.get("required") or []
-        is_valid = isinstance(properties, Mapping) and isinstance(required, list | tuple)
-        is_valid = is_valid and all(isinstance(value, Mapping | bool) for value in properties.values())
-        is_valid = is_valid and all(isinstance(key, str) for key in required)
-    if not is_valid:
+    if not _has_readable_parts(schema):
         raise ConfigError(
             f"the parameters of the tool '{function['name']}' are {as_json(schema)[:200]}; expected a JSON schema of an object, "
             "with a schema for each of its properties and a list of the names that are required"
         )
     return schema
+
+
+def _has_readable_parts(schema: JsonValue) -> bool:
+    if not isinstance(schema, Mapping):
+        return False
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    if not isinstance(properties, Mapping) or not isinstance(required, list | tuple):
+        return False
+    has_schemas = all(isinstance(value, Mapping | bool) for value in properties.values())
+    return has_schemas and all(isinstance(key, str) for key in required)
 
 
 def _undescribed(schema: JsonMapping) -> list[str]:

@@ -198,7 +198,7 @@ class Engine:
         constraint = await self._constraint_for(sampling)
         request, max_tokens = self._new_request(prompt_ids, sampling, seed, on_token, max_new_tokens, constraint)
         scored = None
-        # Only here: entering `_score_prompt` and its inference mode for every request took 2 to 3% of sampling.
+        # Not for every request: a call of `_score_prompt`, which enters inference mode, took 2 to 3% of sampling.
         if sampling.prompt_logprobs is not None:
             lock = self._scoring.setdefault(asyncio.get_running_loop(), asyncio.Lock())
             async with lock:  # one prompt per pass of the event loop: other requests are answered in between

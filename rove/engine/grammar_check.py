@@ -98,7 +98,8 @@ class GrammarChecker:
         finally:
             del self._running[digest]
             self._waiting[client] -= 1
-            self._waiting += Counter()  # removes zeros
+            if not self._waiting[client]:  # else the counter would keep every client that ever sent a grammar
+                del self._waiting[client]
         if len(self._results) > MAX_RESULTS:
             self._results.popitem(last=False)
 

@@ -109,9 +109,8 @@ def _packed(tokens: Sequence[int]) -> bytes:
 
 MIN_CAPACITY = 64
 """Number of positions in the smallest rows."""
-LEAST_RELEASED, MOST_RELEASED = 32, 8
-"""Bounds, as divisors of the budget, of the memory that must become available before pools are copied to release free rows:
-1/32 to 1/8 of the budget."""
+MIN_GAIN_DIVISOR, MAX_GAIN_DIVISOR = 32, 8
+"""Pools are copied to release free rows only if this makes 1/32 to 1/8 of the budget available; see `_worthwhile_gain`."""
 
 
 class CacheShape(NamedTuple):
@@ -380,18 +379,19 @@ class KVCache:
         return pool.allocate()
 
     def _worthwhile_gain(self, protected: Slot | None) -> int:
-        """Return how many bytes must become available for copying pools to be worthwhile: half of the bytes that evicting all
-        retired slots would free, but within limits that depend on the budget. The lower limit does not apply to the last active
-        sequence.
+        """Return how many bytes must become available for copying pools to be worthwhile.
+
+        It is half of the bytes that would be available if all retired slots were evicted, at least 1/32 and at most 1/8 of the
+        budget. There is no minimum for the last active sequence, which would otherwise wait for memory that nothing frees.
         """
-        # Before, every conversation that outgrew its row had all pools copied for a single row: 300 games of Tic-Tac-Toe with a
-        # 135M model had not ended after 10 minutes (benchmarks/LOG.md).
+        # Without it, every conversation that outgrew its row had all pools copied for a single row: 300 games of Tic-Tac-Toe
+        # with a 135M model had not ended after 10 minutes (benchmarks/LOG.md).
         retired = sum(slot.pool.row_bytes for slot in self.reusable if slot is not protected)
         used = sum(pool.used_rows * pool.row_bytes for pool in self.pools.values())
-        evictable = self.budget - (used - retired)
+        available = self.budget - (used - retired)
         is_last = self.used_rows - len(self.reusable) <= 1
-        least = 0 if is_last else self.budget // LEAST_RELEASED
-        return min(max(evictable // 2, least), self.budget // MOST_RELEASED)
+        least = 0 if is_last else self.budget // MIN_GAIN_DIVISOR
+        return min(max(available // 2, least), self.budget // MAX_GAIN_DIVISOR)
 
     def _release_free_rows(self, gain: int = 1) -> bool:
         """Free the memory of unused rows if it makes at least `gain` bytes available; return whether it did."""
@@ -432,9 +432,8 @@ class KVCache:
 
     def retire(self, slot: Slot, tokens: Sequence[int]) -> None:
         """Keep the slot of an ended sequence for reuse; `tokens` are the tokens of its filled positions."""
-        if (
-            not slot.filled or slot.outdated
-        ):  # keys of older weights serve their own response only: docs/decisions/async.md
+        # Keys of older weights serve their own response only: docs/decisions/async.md.
+        if not slot.filled or slot.outdated:
             return self.free(slot)
         slot.target = 0
         self.reusable[slot] = None

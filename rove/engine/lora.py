@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -43,6 +42,7 @@ SUPPORTED_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 Projection = tuple[int, str]
 """A joined projection of the decoder: layer, and "qkv", "out", "gate_up", "down", "conv_in" or "conv_out"."""
 T = TypeVar("T")
+_scopes = count(1)
 
 
 class PeftWeights(NamedTuple):
@@ -81,7 +81,7 @@ class Adapter:
     """The adapter's changes, by module name of the model."""
     joined: Mapping[Projection, LowRank]
     """The adapter's changes, by projection of the decoder."""
-    scope: int = field(default_factory=partial(next, count(1)))
+    scope: int = field(default_factory=lambda: next(_scopes))
     """Cache scope; keys and values are shared only within a scope (0: the base model)."""
 
 
@@ -289,17 +289,18 @@ def _check_targets(targets: list[str] | str, modules: Sequence[str], model_modul
         model_modules: All modules of the model.
     """
 
-    def matches(target: str, module: str) -> bool:
-        return module == target or module.endswith(f".{target}")
+    def matches_any(target: str, names: Sequence[str]) -> bool:
+        return any(name == target or name.endswith(f".{target}") for name in names)
 
     if isinstance(targets, str):
         pattern = ".*" if targets == "all-linear" else targets
         unnamed = [module for module in modules if not re.fullmatch(pattern, module)]
         missing = [] if modules else [targets]
     else:
-        unnamed = [module for module in modules if not any(matches(target, module) for target in targets)]
-        applicable = [target for target in targets if any(matches(target, module) for module in model_modules)]
-        missing = [target for target in applicable if not any(matches(target, module) for module in modules)]
+        endings = tuple(f".{target}" for target in targets)
+        unnamed = [module for module in modules if not f".{module}".endswith(endings)]
+        applicable = [target for target in targets if matches_any(target, model_modules)]
+        missing = [target for target in applicable if not matches_any(target, modules)]
     if unnamed:
         raise ConfigError(
             f"the adapter has tensors of '{unnamed[0]}', which target_modules {targets} does not name; expected {CONFIG} and "

@@ -117,6 +117,8 @@ class AgentEnv(Environment):
         super().__init__(**kwargs)
         if agent is not None and command is not None:
             raise ConfigError("both agent and command are given; expected one of them")
+        if command is not None and not command:
+            raise ConfigError("command is empty; expected a program and its arguments, or a command of the shell")
         if self.message_type != "chat":
             raise ConfigError("agents cannot be used with message_type 'completion'; expected 'chat'")
         for name in agent_sampling:
@@ -192,20 +194,21 @@ class AgentEnv(Environment):
         # (docs/decisions/agents.md).
         proxy = await self._started_proxy()
         turns = AgentTurns(self._limited(turn), state, self.agent_sampling, self._stops_hold)
-        result: tuple[Any, BaseException | None] = (None, None)
+        answer: object = None
+        error: BaseException | None = None
         try:
             async with proxy.opened(turns) as access:
-                result = await self._run_until_over(access, turns, state)
+                answer, error = await self._run_until_over(access, turns, state)
         except asyncio.CancelledError as cancelled:
             if turns.unanswered:
                 raise cancelled_unanswered(turns.unanswered) from cancelled
             raise
         finally:
-            _set_completion(result[0], state)
+            _set_completion(answer, state)
             # The cleanup must not release what a thread still uses (docs/decisions/tools.md).
             if threads := internals.agent_threads:  # threads fail at their next request
                 await asyncio.wait(threads, timeout=CANCEL_TIMEOUT_S)
-        _raise_failure(result[1], turns, state)
+        _raise_failure(error, turns, state)
         internals.stop_condition = internals.stop_condition or "agent_finished"
 
     async def _run_until_over(

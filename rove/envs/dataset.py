@@ -16,7 +16,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, short_repr
 from rove.core.messages import Messages, SystemMessage, UserMessage, as_messages
-from rove.core.plain import UNREADABLE, JsonMapping, Row, is_mapping
+from rove.core.plain import UNREADABLE, JsonMapping, Row, is_list, is_mapping
 
 DatasetSource = Any
 """A list of dicts, a Hugging Face Dataset, a .jsonl path, a generator, or a zero-argument function returning one of these."""
@@ -149,18 +149,7 @@ class JsonLines(Sequence[Row]):
                 check_no_utf16(path, line)
                 content = line.removeprefix(codecs.BOM_UTF8)
             if content.strip():
-                # Every line is checked now, so that a damaged one is reported before any work is lost.
-                try:
-                    msgspec.json.decode(content, type=Row)
-                except UNREADABLE as error:
-                    try:
-                        content.decode()  # newer decoders of JSON do not name the byte
-                    except UnicodeDecodeError as encoding_error:
-                        reject_bytes(path, number, encoding_error)
-                    raise ConfigError(
-                        f"{path}, line {number}: {error}; expected a JSON object, such as {EXPECTED_ROW}, but the line is "
-                        f"{short_repr(content.decode().strip())}"
-                    ) from error
+                _check_line(path, number, content)  # now, so that a damaged line is reported before any work is lost
                 self._starts.append(start + len(line) - len(content))
                 self._lines.append(number)
             start += len(line)
@@ -176,6 +165,20 @@ class JsonLines(Sequence[Row]):
     def line_number(self, position: int) -> int:
         """Return the number of the line of a row, counted from 1."""
         return self._lines[position]
+
+
+def _check_line(path: Path, number: int, content: bytes) -> None:
+    try:
+        msgspec.json.decode(content, type=Row)
+    except UNREADABLE as error:
+        try:
+            text = content.decode()  # newer decoders of JSON do not name the byte
+        except UnicodeDecodeError as encoding_error:
+            reject_bytes(path, number, encoding_error)
+        raise ConfigError(
+            f"{path}, line {number}: {error}; expected a JSON object, such as {EXPECTED_ROW}, but the line is "
+            f"{short_repr(text.strip())}"
+        ) from error
 
 
 def check_no_utf16(path: Path, start: bytes) -> None:
@@ -211,19 +214,18 @@ def build_example(
     name = next((name for name in ("prompt", "question") if row.get(name) is not None), None)
     if name is None:
         raise ConfigError(f"dataset row {index} has neither 'prompt' nor 'question'; its columns are {sorted(row)}")
-    content = row[name]
+    content: Any = row[name]
     if message_type == "completion":
         if not isinstance(content, str):
             kind = type(content).__name__
             raise ConfigError(f"dataset row {index}: '{name}' is a {kind}; message_type 'completion' needs a text")
         example["prompt"] = content
     else:
-        if name == "question" and not isinstance(content, (str, list)):
-            raise ConfigError(
-                f"dataset row {index}: 'question' is {content!r}; expected a text or a list of content parts"
-            )
-        content = cast(Any, content)
         if name == "question":
+            if not (isinstance(content, str) or is_list(content)):
+                raise ConfigError(
+                    f"dataset row {index}: 'question' is {content!r}; expected a text or a list of content parts"
+                )
             content = [*(few_shot or []), UserMessage(content)]
         prompt: Messages = as_messages(content)
         if system_prompt and (not prompt or prompt[0].role != "system"):
@@ -262,7 +264,8 @@ def content_key(row: Mapping[str, object]) -> str:
     """
     prompt = row.get("prompt") or row.get("question")
     answer = row.get("answer")
-    content = _KEY_ENCODER.encode([prompt, str(answer)] if answer not in (None, "") else [prompt, row.get("info")])
+    distinction = row.get("info") if answer in (None, "") else str(answer)
+    content = _KEY_ENCODER.encode([prompt, distinction])
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 

@@ -145,6 +145,10 @@ class Environment(ABC):
     """Set by `rove.rollouts.evaluate`, which `import rove` imports."""
     sends_prompt = True
     """Whether the model reads the prompt of an example; the agent of an `AgentEnv` sends its own messages."""
+    use_count = 0
+    """Number of runs that currently use this environment; see `used_in_run`."""
+    split_description = ""
+    """How the environment splits its rows into training and evaluation rows, for the recipe of `rove train`."""
 
     def __init__(
         self,
@@ -162,7 +166,7 @@ class Environment(ABC):
         **unknown: Any,
     ):
         if unknown:
-            raise _unknown_keyword(type(self), next(iter(unknown)))
+            raise unknown_keyword(type(self), next(iter(unknown)))
         if dataset is None and eval_dataset is None:
             raise ConfigError(f"{type(self).__name__} needs a dataset: pass dataset= or eval_dataset=")
         if message_type not in ("chat", "completion"):
@@ -175,11 +179,10 @@ class Environment(ABC):
         self.eval_dataset = Rows(eval_dataset) if eval_dataset is not None else None
         self.system_prompt = system_prompt
         self.few_shot = list(few_shot or [])
-        arguments: list[tuple[str, object, type]] = [("rubric", rubric, Rubric), ("policies", policies, Mapping)]
-        for name, value, expected_type in arguments:
-            if value is not None and not isinstance(value, expected_type):
-                kind = "a rove.Rubric" if name == "rubric" else "a dict of functions by name"
-                raise ConfigError(f"{name} is {value!r}; expected {kind}")
+        if rubric is not None and not isinstance(rubric, Rubric):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"rubric is {rubric!r}; expected a rove.Rubric")
+        if policies is not None and not isinstance(policies, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"policies is {policies!r}; expected a dict of functions by name")
         self.rubric: Rubric = rubric if rubric is not None else Rubric()
         self._added_rubrics: list[Rubric] = []
         self._combined: RubricGroup | None = None
@@ -198,11 +201,6 @@ class Environment(ABC):
         self._stops = _marked(self, "rove_stop")
         self._cleanups = _marked(self, "rove_cleanup")
         self._teardowns = _marked(self, "rove_teardown")
-
-    use_count = 0
-    """Number of runs that currently use this environment; see `used_in_run`."""
-    split_description = ""
-    """How the environment splits its rows into training and evaluation rows, for the recipe of `rove train`."""
 
     @abstractmethod
     async def run(self, state: State, turn: Turn) -> None:
@@ -231,11 +229,8 @@ class Environment(ABC):
         return self._split_rows(train).count(n)
 
     def _split_rows(self, train: bool) -> Rows:
-        rows, fallback = self.eval_dataset, self.dataset
-        if train:
-            rows, fallback = fallback, rows
-        if rows is None:
-            rows = fallback
+        preferred, other = (self.dataset, self.eval_dataset) if train else (self.eval_dataset, self.dataset)
+        rows = other if preferred is None else preferred
         assert rows is not None
         return rows
 
@@ -382,10 +377,11 @@ def messages_of(state: State) -> tuple[list[MessageDict], list[MessageDict]]:
     message.
     """
     prompt, completion = prompt_of(state), completion_of(state)
-    if not isinstance(prompt, str):
-        return prompt, [AssistantMessage(completion)] if isinstance(completion, str) else completion
+    prompt_messages: list[MessageDict] = [UserMessage(prompt)] if isinstance(prompt, str) else prompt
     if not isinstance(completion, str):
-        return [UserMessage(prompt)], completion
+        return prompt_messages, completion
+    if not isinstance(prompt, str):
+        return prompt_messages, [AssistantMessage(completion)]
     steps = bookkeeping(state).trajectory
     pieces: list[Any] = []
     if steps:
@@ -393,9 +389,11 @@ def messages_of(state: State) -> tuple[list[MessageDict], list[MessageDict]]:
         pieces = [*last.prompt, *last.completion][1:]  # the first is the prompt
     text = "".join(map(text_of, pieces))
     if not completion.startswith(text):
-        return [UserMessage(prompt)], [AssistantMessage(completion)]
+        return prompt_messages, [AssistantMessage(completion)]
     added = completion[len(text) :]
-    return [UserMessage(prompt)], [*pieces, UserMessage(added)] if added else pieces
+    if added:
+        pieces.append(UserMessage(added))
+    return prompt_messages, pieces
 
 
 def take_result(state: State) -> None:
@@ -410,7 +408,8 @@ def take_result(state: State) -> None:
     prompt, completion = prompt_of(state), completion_of(state)
     # If a check below fails, the record has the prompt of the row: a value that cannot be read back would make the whole
     # run folder unreadable (docs/decisions/state.md).
-    internals.prompt, internals.completion = (internals.input or {}).get("prompt", []), []
+    internals.prompt = (internals.input or {}).get("prompt", [])
+    internals.completion = []
     internals.prompt = _text_or_messages(prompt, "prompt")
     internals.completion = _text_or_messages(completion, "completion")
 
@@ -470,7 +469,8 @@ def _marked(env: Environment, kind: str) -> list[Callable[..., Any]]:
     return [getattr(env, name) for name in marked]
 
 
-def _unknown_keyword(cls: type, name: str) -> ConfigError:
+def unknown_keyword(cls: type, name: str) -> ConfigError:
+    """Return the error for a keyword that no `__init__` of a class names."""
     names: set[str] = set()
     for base in cls.__mro__:
         if "__init__" in vars(base) and base is not object:

@@ -139,14 +139,15 @@ class EnvGroup(Environment):
         """
         internals = bookkeeping(state)
         depth, path = internals.env_depth, str((internals.input or {}).get("env_id"))
-        name = path.split("/")[depth : depth + 1]
-        if not name or name[0] not in self.members:
+        route = path.split("/")
+        name = route[depth] if depth < len(route) else ""  # no member has the name ""
+        if name not in self.members:
             raise ConfigError(
                 f"the example's env_id is {path!r}; expected a member of this group: {nearest(path, self.members)}"
             )
         internals.env_depth = depth + 1
         try:
-            yield self.members[name[0]]
+            yield self.members[name]
         finally:
             internals.env_depth = depth
 

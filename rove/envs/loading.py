@@ -163,8 +163,9 @@ def as_environment(value: object, prefix: str = "this is") -> Environment:
     convert = None if isinstance(value, Environment) else getattr(value, "__rove_environment__", None)
     env = value if convert is None else convert()
     if not isinstance(env, Environment):
-        hint = ": rove.load_environment(NAME) returns one, and rove.evaluate_model takes names"
-        hint = hint if isinstance(value, str) and prefix == "this is" else ""
+        hint = ""
+        if isinstance(value, str) and prefix == "this is":
+            hint = ": rove.load_environment(NAME) returns one, and rove.evaluate_model takes names"
         raise ConfigError(f"{prefix} a {type(env).__name__}, expected a rove Environment{hint}")
     return env
 
@@ -428,22 +429,26 @@ def _locate(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
         for folder in named + usual:
             known_names.update(dict(_modules_in(folder)))
         folder_names = ", ".join(map(str, named + usual))
-        advice = "If it is in another folder, give that folder with --env-dir (env_dir in Python)"
-        local_file = _file_in([Path()], name)
-        if local_file is not None:
-            path = f"./{os.path.relpath(local_file)}"
-            advice = (
-                f"This folder has {path}, but rove does not search it: give {path}, or --env-dir . (env_dir in Python)"
-            )
-        if env_dir is not None and not Path(env_dir).is_dir():
-            advice = f"There is no folder {env_dir} (--env-dir; env_dir in Python)"
-        elif Path(name).is_dir():
-            advice = f"The folder {name} is not an environment: it would contain {name}.py or __init__.py with load_environment"
         raise ConfigError(
             f"no environment '{name}': not an installed module, nor in {folder_names}; {nearest(name, known_names)}\n"
-            f"{advice}"
+            f"{_search_advice(name, env_dir)}"
         )
     return file, module
+
+
+def _search_advice(name: str, env_dir: str | Path | None) -> str:
+    """Return advice on how to name an environment that is in no folder that rove searches."""
+    if env_dir is not None and not Path(env_dir).is_dir():
+        return f"There is no folder {env_dir} (--env-dir; env_dir in Python)"
+    if Path(name).is_dir():
+        return (
+            f"The folder {name} is not an environment: it would contain {name}.py or __init__.py with load_environment"
+        )
+    local_file = _file_in([Path()], name)
+    if local_file is not None:
+        path = f"./{os.path.relpath(local_file)}"
+        return f"This folder has {path}, but rove does not search it: give {path}, or --env-dir . (env_dir in Python)"
+    return "If it is in another folder, give that folder with --env-dir (env_dir in Python)"
 
 
 def _entry_point_module(name: str) -> str | None:

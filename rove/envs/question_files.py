@@ -140,13 +140,14 @@ def _check_columns(path: Path, position: str, names: Sequence[str]) -> None:
         raise ConfigError(
             f"{path}, {position}: the column '{repeated[0]}' is there twice; rename or delete one of them"
         )
-    used = []
-    if len(names) == 1:
-        used = [delimiter for delimiter in OTHER_DELIMITERS if delimiter in names[0]]
-    if used:
-        raise ConfigError(
-            f"{path}, {position}: the header {names[0]!r} has no comma; separate the columns by commas instead of {used[0]!r}"
-        )
+    if len(names) > 1:
+        return
+    for delimiter in OTHER_DELIMITERS:
+        if any(delimiter in name for name in names):
+            raise ConfigError(
+                f"{path}, {position}: the header {names[0]!r} has no comma; separate the columns by commas instead of "
+                f"{delimiter!r}"
+            )
 
 
 @contextmanager

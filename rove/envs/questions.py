@@ -88,10 +88,8 @@ class QuestionsEnv(SingleTurnEnv):
         if not rows:
             raise ConfigError(f"{path} has no rows; expected questions and answers")
         question = question_column or next((name for name in QUESTION_COLUMNS if name in rows[0].values), "question")
-        columns = [question, answer_column]
-        if scorer == "choice":
-            columns.append(choices_column)
-        examples = [_example(path, row, columns, scorer) for row in rows]
+        choices = choices_column if scorer == "choice" else None
+        examples = [_example(path, row, question, answer_column, choices, scorer) for row in rows]
         self.split: Split = split_by_content(examples, held_out)
         rubric = _rubric(scorer, tolerance, judge_model)
         if scorer != "judge" and any(ACCEPTED_ANSWERS in example for example in examples):
@@ -154,11 +152,14 @@ def _no_answer(messages: Messages, state: State, rng: object) -> str:
     return "I do not know."
 
 
-def _example(path: str | Path, row: FileRow, columns: Sequence[str], scorer: str) -> Row:
+def _example(
+    path: str | Path, row: FileRow, question_column: str, answer_column: str, choices_column: str | None, scorer: str
+) -> Row:
     """Return a dataset row with question, answer as text, and all other columns in `info`.
 
     Several accepted answers are also listed under `accepted_answers`.
     """
+    columns = [column for column in (question_column, answer_column, choices_column) if column is not None]
     for name in columns:
         if _is_blank(row.values.get(name)):
             names = ", ".join(repr(str(column)) for column in row.values)
@@ -166,19 +167,18 @@ def _example(path: str | Path, row: FileRow, columns: Sequence[str], scorer: str
                 f"{path}, {row.position} has no value in the column '{name}'; its columns: {names}. Name other columns in "
                 'env_args (-a): {"question_column": "…", "answer_column": "…"}'
             )
-    question = _question(path, row, columns[0])
-    answers = _answers(path, row, columns[1])
-    other_columns = {name: value for name, value in row.values.items() if name not in columns}
-    example: Row = {"info": other_columns}
-    if len(columns) > 2:
-        options = _options(path, row, columns[2])
+    question = _question(path, row, question_column)
+    answers = _answers(path, row, answer_column)
+    example: Row = {"info": {name: value for name, value in row.values.items() if name not in columns}}
+    if choices_column is not None:
+        options = _options(path, row, choices_column)
         letters = string.ascii_uppercase[: len(options)]
         listed = [f"{letter}) {text}" for letter, text in zip(letters, options, strict=True)]
         if not isinstance(question, str):
             raise ConfigError(f"{path}, {row.position}: the question is a list; with choices, expected a text")
         return {
             "question": "\n".join([question, "", *listed]),
-            "answer": _right_letter(path, row, columns[1], options),
+            "answer": _right_letter(path, row, answer_column, options),
             "choices": options,
             **example,
         }

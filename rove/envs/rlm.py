@@ -137,10 +137,10 @@ def steps_of(state: State) -> Iterator[TrajectoryStep]:
     branches_after: dict[int, list[State]] = defaultdict(list)
     for num_turns, branch in bookkeeping(state).rlm.branches:
         branches_after[num_turns].append(branch)
-    for number in range(len(steps) + 1):
-        if number:
-            yield steps[number - 1]
-        for branch in branches_after[number]:
+    for num_turns in range(len(steps) + 1):
+        if num_turns > 0:
+            yield steps[num_turns - 1]
+        for branch in branches_after[num_turns]:
             yield from steps_of(branch)
 
 
@@ -352,7 +352,9 @@ class RLMEnv(PythonEnv):
         return bool(steps) and not self._has_code(steps[-1].completion[-1])
 
     def _has_code(self, message: Mapping[str, object]) -> bool:
-        return bool(message.get("tool_calls") if self.code_in == "tool" else FENCED.search(text_of(message)))
+        if self.code_in == "tool":
+            return bool(message.get("tool_calls"))
+        return FENCED.search(text_of(message)) is not None
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
         """Run the code of the model's turn and return its output."""
@@ -441,7 +443,8 @@ class RLMEnv(PythonEnv):
             raise ValueError(
                 f"{name}() exceeds the limit of {self.max_sub_calls} calls: {count} requested, {num_left} left"
             )
-        if 0 <= self.max_sub_tokens <= (used := sub_tokens(state)):
+        used = sub_tokens(state)
+        if 0 <= self.max_sub_tokens <= used:
             raise ValueError(f"{name}() cannot be called: {used:.0f} of {self.max_sub_tokens} tokens are used")
 
     def _branch(self, state: State, prompt: str, context: object) -> State:

@@ -323,12 +323,7 @@ class CodeMathEnv(PythonEnv):
         **kwargs: see `SandboxEnv`.
     """
 
-    def __init__(
-        self,
-        system_prompt: str | None = MATH_PROMPT,
-        rubric: Rubric | None = None,
-        **kwargs: Any,
-    ):
+    def __init__(self, system_prompt: str | None = MATH_PROMPT, rubric: Rubric | None = None, **kwargs: Any):
         super().__init__(system_prompt=system_prompt, rubric=MathRubric() if rubric is None else rubric, **kwargs)
 
 

@@ -42,7 +42,7 @@ from rove.core.state import State, bookkeeping
 from rove.envs.environment import Turn, offered_tools, stop
 from rove.envs.multi_turn import MultiTurnEnv
 from rove.rendering.calls_in_text import call_left_in
-from rove.rendering.tool_calls import Call, read_calls, unparsed_call_format
+from rove.rendering.tool_calls import Call, Format, read_calls, unparsed_call_format
 from rove.rubrics import Rubric
 from rove.tools.tool import Tool, ToolFunction, as_content, make_tool, tool_identity
 from rove.utils.functions import is_async, maybe_await
@@ -305,6 +305,20 @@ class ToolEnv(MultiTurnEnv):
         tools = [call_name(definition) or "" for definition in state.get("tools") or ()]
         return None if reply.get("tool_calls") else call_left_in(text_of(reply), tools)
 
+    def _check_no_left_call(self, text: str, call_format: Format | None, state: State) -> None:
+        """Raise ToolParseError if the endpoint left a call in the text of a reply."""
+        steps = bookkeeping(state).trajectory
+        left_call = self._left_call(state)
+        if left_call is None and call_format is not None and steps and steps[-1].tokens is None:
+            _, calls = read_calls(text, call_format, self._tools_by_name)
+            left_call = call_name(calls[0]) if calls else None
+        if left_call is not None:
+            raise ToolParseError(
+                f"the reply has a call of '{left_call}' in its text but no tool_calls: the server does not parse tool calls of "
+                "this model. Enable the parser of the model (vLLM: --enable-auto-tool-choice --tool-call-parser …); a scripted "
+                "policy returns AssistantMessage(None, tool_calls=[…])"
+            )
+
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
         """Return one tool message per call, in order; one user message if the calls cannot be parsed.
 
@@ -318,17 +332,7 @@ class ToolEnv(MultiTurnEnv):
             raise ToolParseError(f"tool_calls is {type(calls).__name__}; expected a list of calls")
         text = text_of(messages[-1])
         call_format = None if calls else unparsed_call_format(text)
-        steps = bookkeeping(state).trajectory
-        left_call = self._left_call(state)
-        if left_call is None and call_format is not None and steps and steps[-1].tokens is None:
-            parsed = read_calls(text, call_format, self._tools_by_name)[1]
-            left_call = call_name(parsed[0]) if parsed else None
-        if left_call is not None:
-            raise ToolParseError(
-                f"the reply has a call of '{left_call}' in its text but no tool_calls: the server does not parse tool calls of "
-                "this model. Enable the parser of the model (vLLM: --enable-auto-tool-choice --tool-call-parser …); a scripted "
-                "policy returns AssistantMessage(None, tool_calls=[…])"
-            )
+        self._check_no_left_call(text, call_format, state)
         if call_format is not None:
             example = call_format.write([Call("name", {"argument": "value"})])
             error = ToolParseError(f"the tool call cannot be read; write the complete call, for example: {example}")

@@ -122,20 +122,23 @@ class OpenEnvServer:
     async def _tasks(self, request: web.Request) -> web.Response:
         """Return rows of a split (all, one, or a range), or their number."""
         self._check_name(request)
-        query: JsonObject = await request.json()
         try:
-            rows = self._rows_of(query.get("split", "train"))
+            query = msgspec.json.decode(await request.read(), type=_TaskQuery)
+        except UNREADABLE as error:
+            raise web.HTTPBadRequest(text=f"the body is not a query of tasks: {error}") from error
+        try:
+            rows = self._rows_of(query.split)
         except RefusedError as error:
             raise web.HTTPBadRequest(text=str(error)) from error
         route = request.path.rpartition("/")[2]
         if route == "num_tasks":
             return json_response({"num_tasks": len(rows)})
         if route == "task":
-            if not 0 <= query.get("index", -1) < len(rows):
+            if not 0 <= query.index < len(rows):
                 raise web.HTTPBadRequest(text="Invalid task index")
-            return json_response({"task": _public_task(rows[query["index"]])})
+            return json_response({"task": _public_task(rows[query.index])})
         if route == "task_range":
-            rows = rows[query.get("start") : query.get("stop")]
+            rows = rows[query.start : query.stop]
         body: JsonObject = {"tasks": [_public_task(row) for row in rows]}
         if route == "tasks":
             body["env_name"] = self.name
@@ -155,7 +158,7 @@ class OpenEnvServer:
         return self._rows[split]
 
     def _begin_episode(self, data: JsonMapping) -> Episode:
-        split, seed, index = data.get("split", "train"), data.get("seed"), data.get("index")
+        split, seed, index = str(data.get("split", "train")), data.get("seed"), data.get("index")
         rows = self._rows_of(split)
         if seed is None:
             # A client that names no episode, such as one that resets in a loop, must not get the same row every time.
@@ -249,6 +252,15 @@ async def _reply(kind: str, data: JsonMapping, episode: Episode | None) -> tuple
 async def _send(socket: web.WebSocketResponse, kind: str, data: JsonMapping) -> None:
     with suppress(ConnectionError):
         await socket.send_str(msgspec.json.encode({"type": kind, "data": data}).decode())
+
+
+class _TaskQuery(msgspec.Struct, frozen=True):
+    """What a client asks of a split: all its tasks, or the task with an index, or a range."""
+
+    split: str = "train"
+    index: int = -1
+    start: int | None = None
+    stop: int | None = None
 
 
 def _public_task(example: JsonMapping) -> JsonObject:

@@ -409,29 +409,30 @@ def rubric_from_trl(
 
 
 def _as_reward_func(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    takes_all = any(
-        parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(function).parameters.values()
-    )
-    names = set(inspect.signature(function).parameters)
+    parameters = inspect.signature(function).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
     async def reward(state: State) -> float:
         row = bookkeeping(state).input or {}
-        columns = {
-            column: [value]
-            for column, value in row.get(TRL_COLUMNS, row).items()
-            if column not in ("prompt", "completion")
-        }
-        tokens = [step.tokens for step in bookkeeping(state).trajectory]
+        columns = {column: [value] for column, value in row.get(TRL_COLUMNS, row).items()}
+        columns.pop("prompt", None)
+        columns.pop("completion", None)
+        completion_ids: list[int] = []
+        for step in bookkeeping(state).trajectory:
+            if step.tokens is not None:
+                completion_ids += step.tokens.completion_ids
         available: dict[str, Any] = {
             **columns,
             "prompts": [prompt_of(state)],
             "completions": [completion_of(state)],
-            "completion_ids": [[token for step in tokens if step is not None for token in step.completion_ids]],
+            "completion_ids": [completion_ids],
             "trainer_state": None,
             "log_extra": _ignore,
             "log_metric": _ignore,
         }
-        arguments = available if takes_all else {key: value for key, value in available.items() if key in names}
+        arguments = available
+        if not takes_all:
+            arguments = {key: value for key, value in available.items() if key in parameters}
         values = list(await maybe_await(function(**arguments)))
         if len(values) != 1:
             raise Error(f"reward function '{name}' returned {len(values)} rewards for one rollout; expected one")

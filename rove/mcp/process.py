@@ -78,7 +78,10 @@ class ServerProcess:
         parts: list[str] = []
         code = self._process.returncode
         if code is not None:
-            end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            end = f"exit code {code}"
+            if code < 0:
+                # Python names only the first and the last real-time signal.
+                end = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
             parts.append(f"it ended with {end}")
         if self._stderr_lines:
             lines = "\n".join(f"  {line}" for line in self._stderr_lines)

@@ -213,13 +213,11 @@ class Servers:
         self._connections = connections
 
     async def _alive(self, server: str) -> Connection:
-        connection = self._connections.get(server)
-        if connection is None:
-            raise MCPServerError(f"MCP server '{server}' has been closed")
+        connection = self._opened(server)
         if not connection.lost:
             return connection
         async with self._locks[server]:  # concurrent calls of a lost server restart it once
-            connection = self._connections.get(server, connection)
+            connection = self._opened(server)
             if not connection.lost or not self.max_restarts:
                 return connection  # a call through a lost connection reports how it ended
             if self._restarts[server] >= self.max_restarts:
@@ -231,5 +229,14 @@ class Servers:
             await connection.close()
             renewed = Connection(self.settings[server], *self._seconds)
             await renewed.open()
+            if server not in self._connections:  # closed during the restart: nothing else would end the new process
+                await renewed.close()
+                raise MCPServerError(f"MCP server '{server}' has been closed")
             self._connections[server] = renewed
             return renewed
+
+    def _opened(self, server: str) -> Connection:
+        connection = self._connections.get(server)
+        if connection is None:
+            raise MCPServerError(f"MCP server '{server}' has been closed")
+        return connection

@@ -87,7 +87,8 @@ class Packing:
         # Sequences without a shared prefix form separate groups: they need no mask.
         has_prefix = self.shared_lengths > 0
         group: list[int] = []
-        for i in sorted(np.flatnonzero(num_queries).tolist(), key=lambda i: (has_prefix[i], -num_queries[i])):
+        with_queries = np.flatnonzero(num_queries).tolist()
+        for i in sorted(with_queries, key=lambda sequence: (has_prefix[sequence], -num_queries[sequence])):
             if group:
                 first = group[0]
                 longest = max(len(self.paths[member]) for member in [*group, i])

@@ -300,7 +300,8 @@ def supports(model: Any) -> bool:
     return (
         width > 0
         and config.hidden_act == "silu"
-        and config.hidden_size % width == config.intermediate_size % width == 0
+        and config.hidden_size % width == 0
+        and config.intermediate_size % width == 0
         and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters())
         and has_bf16_products(torch.device("cpu"))
         and all(_has_uniform_projections(layer) for layer in layers)

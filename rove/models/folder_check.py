@@ -78,7 +78,8 @@ def check_folder(folder: Path, trust_remote_code: bool = False) -> None:
     files = sorted(folder.glob("*.safetensors"))
     if files:
         headers = [read_header(file) for file in files]
-        total = Weights(*map(sum, zip(*headers, strict=True)))
+        tensors, elements, sizes = zip(*headers, strict=True)
+        total = Weights(sum(tensors), sum(elements), sum(sizes))
         config = documents.get("config.json", {})
         check_sizes(folder / "config.json", config, total)
         if "quantization_config" not in config:  # quantized tensors have fewer elements than the model has parameters

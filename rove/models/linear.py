@@ -92,7 +92,8 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(saved if ctx.needs_input_grad[1] else None, weight)
         ctx.dtype = dtype
         # With equal types, the converted inputs serve both passes.
-        return _as_own_tensor(product(saved if dtype == forward_dtype else x, weight, forward_dtype).to(x.dtype))
+        y = product(saved if dtype == forward_dtype else x, weight, forward_dtype)
+        return _as_own_tensor(y.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:

@@ -39,7 +39,6 @@ from rove.rendering.template_settings import OWN_TEMPLATE, TemplateSettings
 if TYPE_CHECKING:
     from rove.models.adapter import Adapter
 
-
 LARGE_MODEL_PARAMETERS = 50_000_000
 """Models with at least this many parameters use all threads that PyTorch would use by default, and keep fewer activations."""
 PYTORCH_THREADS = torch.get_num_threads()
@@ -84,7 +83,6 @@ def checkpoint_activations(layers: Sequence[nn.Module]) -> Iterator[None]:
 
 # rove shows its own progress.
 disable_progress_bar()
-
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -202,7 +200,8 @@ def load_model(
         _check_complete(path, set(report["missing_keys"]), sorted(report["unexpected_keys"]))
         prepared = prepare(model.to(chosen), tokenizer, settings)
     except BaseException as error:  # of a damaged folder, transformers and tokenizers raise errors of all kinds
-        if isinstance(error, ConfigError) or not _is_of_folder(error):
+        is_rust_panic = type(error).__name__ == "PanicException"  # of tokenizers, not an `Exception`
+        if isinstance(error, ConfigError) or not (isinstance(error, Exception) or is_rust_panic):
             raise
         if not trust_remote_code and "trust_remote_code" in str(error):
             raise ConfigError(
@@ -262,12 +261,6 @@ def folder_of(path: str | Path) -> Path:
     return folder if config is None else config.parent
 
 
-def _is_of_folder(error: BaseException) -> bool:
-    """Return whether an error while loading comes from the folder's content. The error may be a panic of a Rust library, which
-    is not an `Exception`."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
-
-
 def remote_code(path: str | Path) -> list[str]:
     """Return the Python files named in `auto_map` of a model's configuration files.
 
@@ -280,12 +273,14 @@ def remote_code(path: str | Path) -> list[str]:
             continue
         auto_map = json.loads(Path(file).read_bytes()).get("auto_map", {})
         entries = auto_map.values() if isinstance(auto_map, dict) else [auto_map]
+        references: list[object] = []
         for entry in entries:  # a class, or a list of the slow and the fast one for tokenizers
-            for reference in entry if isinstance(entry, list) else [entry]:
-                if isinstance(reference, str):
-                    repository, _, class_path = reference.rpartition("--")
-                    module = class_path.rpartition(".")[0] + ".py"
-                    files[f"{repository}: {module}" if repository else module] = None
+            references += entry if isinstance(entry, list) else [entry]
+        for reference in references:
+            if isinstance(reference, str):
+                repository, _, class_path = reference.rpartition("--")
+                module = class_path.rpartition(".")[0] + ".py"
+                files[f"{repository}: {module}" if repository else module] = None
     return list(files)
 
 
@@ -476,6 +471,11 @@ def prepare(model: Any, tokenizer: Any, settings: TemplateSettings = OWN_TEMPLAT
     if is_large(model):
         use_recomputing_layers(model)
     model.eval()
+    return LoadedModel(model, tokenizer, _renderer_with_stop_ids(model, tokenizer, settings))
+
+
+def _renderer_with_stop_ids(model: Any, tokenizer: Any, settings: TemplateSettings) -> Renderer:
+    """Return a model's renderer, and add the tokens that end turns in its template to the model's generation config."""
     stop_ids: list[int] = []
     eos = model.generation_config.eos_token_id if model.generation_config else None
     if eos is not None:  # one id, or several: Llama 3 ends a turn with another token than a text
@@ -489,4 +489,4 @@ def prepare(model: Any, tokenizer: Any, settings: TemplateSettings = OWN_TEMPLAT
         added_ids.discard(tokenizer.eos_token_id)
     if added_ids and model.generation_config:  # so that other programs stop there, too, and rove with the saved model
         model.generation_config.eos_token_id = [*stop_ids, *sorted(added_ids)]
-    return LoadedModel(model, tokenizer, renderer)
+    return renderer

@@ -135,7 +135,7 @@ def _names_read_first(node: nodes.Node, set_names: set[str]) -> Iterator[str]:
     if isinstance(node, nodes.Assign | nodes.AssignBlock):
         children.append(children.pop(0))  # the value before the name that gets it
     elif isinstance(node, nodes.For):
-        children[:2] = node.iter, node.target
+        children[:2] = node.iter, node.target  # Jinja lists the target first, but the list is read before it is set
     for child in children:
         yield from _names_read_first(child, names)
 

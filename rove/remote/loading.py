@@ -63,5 +63,9 @@ def temporary_environment(
 
 def without_isolation(plain: JsonMapping) -> JsonObject:
     """Return the settings of a run as data, without the tables in `SETTINGS`: a run may be resumed with or without isolation."""
-    tables = [{name: value for name, value in table.items() if name not in SETTINGS} for table in plain["evaluation"]]
-    return {**{name: value for name, value in plain.items() if name not in SETTINGS}, "evaluation": tables}
+    evaluations = [_without_tables(table) for table in plain["evaluation"]]
+    return {**_without_tables(plain), "evaluation": evaluations}
+
+
+def _without_tables(settings: JsonMapping) -> JsonObject:
+    return {name: value for name, value in settings.items() if name not in SETTINGS}

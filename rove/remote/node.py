@@ -48,9 +48,8 @@ class NodeActor:
                 open_on_this_machine, env_id, env_dir, env_args, Isolation(on=True, **isolation)
             )
             assert isinstance(env, IsolatedEnv)
-        except (
-            Exception
-        ) as error:  # as data: the run never unpickles data of an environment (docs/decisions/workers.md)
+        except Exception as error:
+            # As data: the run never unpickles data of an environment (docs/decisions/workers.md).
             text = traceback_text(error)
             if isinstance(error, ConfigError):  # of these, only a traceback in the package itself helps
                 text = error.__cause__.traceback if isinstance(error.__cause__, RemoteError) else ""

@@ -114,7 +114,8 @@ class RemoteRollout:
             self._apply(reply)
             failed = reply["failed"]
         finally:
-            if failed is not None or self.record.error is not None or not (keep and self._is_scored):
+            has_failed = failed is not None or self.record.error is not None
+            if has_failed or not keep or not self._is_scored:
                 self.release()
         if failed is not None:  # raised last: the result is needed although the cleanup failed
             raise RemoteError(**failed)

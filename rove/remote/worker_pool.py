@@ -139,14 +139,12 @@ class WorkerPool:
     async def tear_down(self) -> None:
         """Run the environment's `@teardown` methods in the shared worker, then end all workers."""
         opening, self._shared = self._shared, None
-        if opening is not None and opening.get_loop() is asyncio.get_running_loop():
-            try:
+        try:
+            if opening is not None and opening.get_loop() is asyncio.get_running_loop():
                 with suppress(WorkerError):
-                    await (await opening).call("tear_down", TEARDOWN_TIMEOUT_S)
-            finally:  # even if `@teardown` failed
-                self.close()
-                await self.workers.aclose()
-        else:
+                    worker = await opening
+                    await worker.call("tear_down", TEARDOWN_TIMEOUT_S)
+        finally:  # even if `@teardown` failed
             self.close()
             await self.workers.aclose()
 
@@ -172,7 +170,8 @@ class WorkerPool:
     async def _dispatch(self, name: str, args: JsonObject) -> object:
         if name not in WORKER_CALLS:
             raise Error(f"a worker called '{name}'; expected one of {', '.join(WORKER_CALLS)}")
-        return await getattr(self._handlers[args.pop("number")], name)(**args)
+        handler = self._handlers[args.pop("number")]
+        return await getattr(handler, name)(**args)
 
     async def _monitor(self, worker: Worker) -> None:
         with suppress(WorkerError):

@@ -84,8 +84,6 @@ _JSON_START = re.compile(
     re.IGNORECASE,
 )
 _PYTHON_START = re.compile(rf"(?:{_MARKER}{{1,3}}{_FENCE}|```tool_code\s*)(?=[\[\w])", re.IGNORECASE)
-
-
 _TOOLS_START = re.compile(r"<tools>\s*(?=[\[{])")
 """The tag that Qwen2.5-Coder writes in place of <tool_call>. The descriptions of the tools have the same tag."""
 _LINE_OF_JSON = re.compile(r"^(?=[\[{])", re.MULTILINE)
@@ -98,10 +96,14 @@ beginning."""
 def call_left_in(text: str, tools: Collection[str]) -> str | None:
     """Return the name of the tool that a complete call in the text of a reply names; None if the text holds no call."""
     reply = _without_reasoning(text)
-    mentioned = [tool for tool in tools if tool in reply]
+    mentioned = {tool for tool in tools if tool in reply}
     if not mentioned:
         return None
-    return next(_called_tools(reply, frozenset(mentioned)), None)
+    for names in _names_in_calls(reply, tuple(sorted(mentioned, key=len, reverse=True))):
+        called = [name for name in names if name in mentioned]
+        if called:
+            return called[0]
+    return None
 
 
 def _without_reasoning(text: str) -> str:
@@ -113,12 +115,6 @@ def _without_reasoning(text: str) -> str:
         if text.lstrip().startswith(start):
             return ""
     return text.strip()
-
-
-def _called_tools(reply: str, tools: frozenset[str]) -> Iterator[str]:
-    """Yield the tools that complete calls name."""
-    for names in _names_in_calls(reply, tuple(sorted(tools, key=len, reverse=True))):
-        yield from (name for name in names if name in tools)
 
 
 def _names_in_calls(reply: str, tools: tuple[str, ...]) -> Iterator[Sequence[str]]:

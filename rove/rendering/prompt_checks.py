@@ -13,7 +13,6 @@ from rove.core.plain import JsonMapping, is_mapping
 
 _QUESTION = "question of the probe"
 
-
 TextForm = Literal["text", "parts", "none"]
 """`parts`: the text of a message is a list of parts, as in the templates of Idefics 3 and SmolVLM. `none`: it is left out."""
 

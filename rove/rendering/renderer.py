@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import cache, cached_property
-from itertools import takewhile
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
@@ -145,13 +144,11 @@ class Renderer:
         """What the chat template does with tools, determined once by rendering a call."""
         template = self.template
         if template not in self._tool_support:
-            self._tool_support[template] = self._detect_tool_support(template)
+            support = ToolSupport(None, "there is none")
+            if template:
+                support = detect_tool_support(self._render_probe, template)
+            self._tool_support[template] = support
         return self._tool_support[template]
-
-    def _detect_tool_support(self, template: str) -> ToolSupport:
-        if not template:
-            return ToolSupport(None, "there is none")
-        return detect_tool_support(self._render_probe, template)
 
     @property
     def _reasoning_form(self) -> ReasoningForm:
@@ -249,11 +246,12 @@ class Renderer:
                 "template (chat_template)"
             )
         schemas = schemas_of(tools) if tools else NO_SCHEMAS
-        prepared = [self._as_rendered(message, schemas) for message in messages]
-        prepared = [
-            in_form(message, self._reasoning_form) if message["role"] == "assistant" else message
-            for message in prepared
-        ]
+        prepared: list[JsonMapping] = []
+        for message in messages:
+            message = self._as_rendered(message, schemas)
+            if message["role"] == "assistant":
+                message = in_form(message, self._reasoning_form)
+            prepared.append(message)
         tool_variable = {self.tool_support.variable: tools} if tools else {"tools": None}
         try:
             return self._apply_template(prepared, {**tool_variable, **variables})
@@ -378,14 +376,16 @@ class Renderer:
         start = len(previous.prompt_ids)
         if ids[:start] != previous.prompt_ids:
             return None
-        sampled = previous.completion_ids
-        has_end = bool(sampled) and sampled[-1] in self.stop_ids
-        end = next((position for position in range(start, len(ids)) if ids[position] in self.stop_ids), len(ids))
-        if has_end and ids[end : end + 1] != sampled[-1:]:
+        stop_ids, sampled = self.stop_ids, previous.completion_ids
+        sampled_end = [id for id in sampled[-1:] if id in stop_ids]
+        sampled_text = sampled[: len(sampled) - len(sampled_end)]
+        end = start
+        while end < len(ids) and ids[end] not in stop_ids:
+            end += 1
+        next_message = end + len(sampled_end)
+        if ids[end:next_message] != sampled_end or self.decode(ids[start:end]) != self.decode(sampled_text):
             return None
-        if self.decode(ids[start:end]) != self.decode(sampled[:-1] if has_end else sampled):
-            return None
-        return ids[end + 1 :] if has_end else ids[end:]
+        return ids[next_message:]
 
     def read(
         self,
@@ -489,8 +489,10 @@ class Renderer:
     def _added_to_branch(self, prompt: str, branch_text: str, ids: list[int], mask: list[bool]) -> list[int]:
         """Return the ids that the prompt of a turn adds to a branch that it continues."""
         if ids and self._strips_spaces:
-            length = sum(1 for _ in takewhile(bool, reversed(mask)))  # of the answer at the end
-            added_ids = self._added_ids(prompt, StepTokens(ids[:-length], ids[-length:], []))
+            answer_start = len(ids)
+            while answer_start and mask[answer_start - 1]:
+                answer_start -= 1
+            added_ids = self._added_ids(prompt, StepTokens(ids[:answer_start], ids[answer_start:], []))
             if added_ids is not None:
                 return added_ids
         return self.continuation_ids(branch_text, prompt[len(branch_text) :])
@@ -575,7 +577,8 @@ class Renderer:
             opened = [end for end in ends if opening.startswith(end)]
             # A base model's end-of-sequence token ends texts; the turns of its template may have another end.
             closing = [self.decode(self._turn_ends.sampled_closing)] if self._turn_ends.closing else []
-            return answer + (opened or closing or ends or [""])[0]
+            candidates = [*opened, *closing, *ends]
+            return answer + candidates[0] if candidates else answer
         position, end = max(last_ends)
         turn = answer[:position].rstrip()
         # Phi-3 writes its end of text after the end of the last turn; sampling ends before.

@@ -84,7 +84,6 @@ Schemas = Mapping[str, JsonMapping]
 """The schema of the arguments of each tool, by the tool's name."""
 NO_SCHEMAS: Schemas = MappingProxyType({})
 
-
 _XML_CALL = re.compile(r"<(?:function|parameter|invoke|arg_key|arg_value)(?:=|>| name=)")
 _NAME_FIRST = re.compile(r"<tool_call>(?:\\n|[\s'\"+~}-])*(?:\{\{-?\s*)?\w+(?:\.\w+)*(?:\.name\b|\[['\"]name['\"]\])")
 """Pattern of templates that write the function's name directly after the marker, where Hermes has a JSON object."""

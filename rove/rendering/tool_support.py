@@ -86,23 +86,8 @@ READ_FORMATS = (
 
 
 def detect_tool_support(render: Render, template: str) -> ToolSupport:
-    """Return what a template does with tools.
-
-    Args:
-        render: Renders with the template.
-        template: Source of the template.
-    """
-    problem = "it ignores tools, so the model would not see them"
-    variable = None
-    for name in TOOL_VARIABLES:
-        try:
-            text = render([_USER], {name: [_TOOL], "add_generation_prompt": True})
-        except Exception as error:  # templates can raise any error
-            problem = f"it rejects tools: {type(error).__name__}: {error}"
-            break
-        if NAME in text:
-            variable = name
-            break
+    """Return what a template, given as a function that renders with it and as its source, does with tools."""
+    variable, problem = _tools_variable(render)
     if variable is None:
         return ToolSupport(None, problem)
     variables: JsonObject = {variable: [_TOOL], "add_generation_prompt": False}
@@ -115,21 +100,33 @@ def detect_tool_support(render: Render, template: str) -> ToolSupport:
     tool_format = next((candidate for candidate in ALL_FORMATS if _reads_back(candidate, call_text)), None)
     if tool_format is None:
         return ToolSupport(None, _unread(call_text))
-    short_ids = not _shows_result(render, *_with_id("call_1"), variables)
-    short_ids = short_ids and _shows_result(render, _CALLING, _ANSWER, variables)
+    shows_result = _shows_result(render, _CALLING, _ANSWER, variables)
+    takes_any_id = _shows_result(render, *_with_id("call_1"), variables)
     as_text = {"role": "assistant", "content": tool_format.write([CALL])}
     shows_text = _shows_result(render, as_text, _ANSWER, variables, is_text=True)
     keeps_text = shows_text and not _is_changed_as_text(render, variables, tool_format)
-    if keeps_text or _shows_result(render, _CALLING, _ANSWER, variables):
-        return ToolSupport(
-            tool_format,
-            variable=variable,
-            keeps_text=keeps_text,
-            short_ids=short_ids,
-            writes_ids=_CALL_ID in call_text,
-            writes_space="[TOOL_CALLS] [" in call_text,
-        )
-    return ToolSupport(None, f"it writes calls ({tool_format.name}), but not the results of tools")
+    if not keeps_text and not shows_result:
+        return ToolSupport(None, f"it writes calls ({tool_format.name}), but not the results of tools")
+    return ToolSupport(
+        tool_format,
+        variable=variable,
+        keeps_text=keeps_text,
+        short_ids=shows_result and not takes_any_id,
+        writes_ids=_CALL_ID in call_text,
+        writes_space="[TOOL_CALLS] [" in call_text,
+    )
+
+
+def _tools_variable(render: Render) -> tuple[str | None, str]:
+    """Return the variable of a template that takes tools, and the reason if there is none (None)."""
+    for name in TOOL_VARIABLES:
+        try:
+            text = render([_USER], {name: [_TOOL], "add_generation_prompt": True})
+        except Exception as error:  # templates can raise any error
+            return None, f"it rejects tools: {type(error).__name__}: {error}"
+        if NAME in text:
+            return name, ""
+    return None, "it ignores tools, so the model would not see them"
 
 
 def _support_of_text(render: Render, template: str, variables: JsonMapping, variable: str) -> ToolSupport:

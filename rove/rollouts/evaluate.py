@@ -6,7 +6,7 @@ import gc
 import json
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from itertools import islice
 from typing import TypeVar, Unpack
@@ -118,9 +118,7 @@ class _Evaluation:
         self.finished_lines = {(key, index): line for (_, key, index), line in lines.items() if not line.failed}
         self.price = options.price or Price(0.0, 0.0)
         self.spent = self.price.of(used)
-        self.planned = 0
         self.out_of_budget = False
-        self._reopened = False
         self._unreported: deque[int] = deque()  # offsets of this plan's finished rollouts in rollouts.jsonl
         self._errors: Counter[str] = Counter()
         self._done = 0
@@ -178,39 +176,33 @@ class _Evaluation:
         options, together = self.options, self.env.scoring_rubric.has_group_rewards
         examples = self.env.examples(options.last_example, options.train)
         groups = plan(examples, options.rollouts_per_example, options.seed)
-        unseen = len(self.finished_lines)
+        is_empty = True
+        num_unseen = len(self.finished_lines)
         for group in islice(groups, options.skip_examples, None):
-            self.planned += len(group)
-            unseen -= sum((job.key, job.index) in self.finished_lines for job in group)
+            is_empty = False
             missing = [job for job in group if (job.key, job.index) not in self.finished_lines]
-            if together and (missing or not self._was_scored_together(group)):
-                missing = group
-            if len(missing) < len(group):
-                finished = [job for job in group if job not in missing]
-                self._unreported.extend(self.finished_lines[job.key, job.index].offset for job in finished)
+            finished = [job for job in group if (job.key, job.index) in self.finished_lines]
+            num_unseen -= len(finished)
+            lines = [self.finished_lines[job.key, job.index] for job in finished]
+            # A group that is scored together is repeated as a whole, also if an interrupted attempt left a part of its lines.
+            if together and (missing or not are_consecutive(lines)):
+                missing, lines = group, []
+            self._unreported.extend(line.offset for line in lines)
             if missing and options.budget is not None and self.spent >= options.budget:
                 self.out_of_budget = True
             if self.out_of_budget:
-                if unseen <= 0:
+                if num_unseen <= 0:
                     return
                 continue  # later groups may have finished rollouts, which count
-            if not missing:
-                continue
-            if self.run is not None and not self._reopened:
-                self.run.reopen()
-                self._reopened = True
-            yield missing
-        if not self.planned:
+            if missing:
+                if self.run is not None:
+                    self.run.reopen()
+                yield missing
+        if is_empty:
             skipped = f" after the first {options.skip_examples:,}" if options.skip_examples else ""
             raise ConfigError(
                 f"the dataset of environment '{self.env.env_id}' has no rows{skipped}; there is nothing to evaluate"
             )
-
-    def _was_scored_together(self, group: Sequence[Job]) -> bool:
-        """Return whether all lines of a finished group come from the same attempt, and not from two attempts with the later one
-        interrupted.
-        """
-        return are_consecutive([self.finished_lines[job.key, job.index] for job in group])
 
     def _report_kept(
         self, read: Callable[[Run, int], T], report: Callable[[RolloutRecord | T], None], limit: int | None = None

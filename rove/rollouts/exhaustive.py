@@ -185,10 +185,14 @@ async def play_all_games(
     Returns:
         The games, ordered by opening and replies.
     """
-    rows = enumerate(as_exhaustive_game(env).openings())
+    openings = as_exhaustive_game(env).openings()
+    if not openings:
+        raise ConfigError(f"openings() of environment '{env.env_id}' returned no rows; expected at least one")
     assert isinstance(env, MultiTurnEnv)
     game: MultiTurnEnv = env
-    examples = [build_example(row, i, env.system_prompt, env.few_shot, env.message_type) for i, row in rows]
+    examples = [
+        build_example(row, i, env.system_prompt, env.few_shot, env.message_type) for i, row in enumerate(openings)
+    ]
     turn = make_turn(_CachingClient(client), model, sampling)
     lines: list[Line] = []
 
@@ -220,7 +224,7 @@ def summarize(env: Environment, lines: Sequence[Line]) -> ExhaustiveResult:
     expected: dict[str, float] = {}
     for line in lines:
         for name, value in values_of(line.record).items():
-            counts[name] = counts.get(name, 0) + (value > 0)
+            counts[name] = counts.get(name, 0) + int(value > 0)
             expected[name] = expected.get(name, 0.0) + line.probability * value
     checks: dict[str, Check] = {}
     # Many games share their first conversations; each conversation counts once.
@@ -232,7 +236,7 @@ def summarize(env: Environment, lines: Sequence[Line]) -> ExhaustiveResult:
         for name, was_taken in check_answer(as_messages(messages), text_of(answer)).items():
             check = checks.setdefault(name, Check())
             check.total += 1
-            check.taken += was_taken
+            check.taken += int(was_taken)
     return ExhaustiveResult(len(lines), len(answers), counts, expected, checks)
 
 

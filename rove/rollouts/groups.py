@@ -93,10 +93,8 @@ async def run_groups(
 class _Pool:
     """Workers that each run one rollout after another.
 
-    Args:
-        env, client: Environment and client, whose capacities limit new rollouts. The environment's capacity is acquired first,
-        so that
-            the client's capacity is not held idle.
+    The capacities of the environment and of the client limit new rollouts. The environment's capacity is acquired first, so that
+    the client's capacity is not held idle.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ async def run_replay_cases(
     for record in recorded:
         if record.scores is None:
             continue
-        row = rows.get(record.example_key)
+        row = rows.get(record.example_key.partition("#")[0])  # equal rows have the keys "…", "…#2", …
         if row is None:
             raise RunError(
                 f"example {record.example_id} of a recorded game is not among the first {MAX_EXAMPLES:,} examples of "

@@ -234,16 +234,17 @@ class _Recorded:
     @staticmethod
     def _is_of_scoring(outcome: Outcome) -> bool:
         """Return whether a rollout failed in its scoring; a judge's failure has the phase of its role."""
-        phase = outcome.error.phase if outcome.error is not None else ""
-        is_judge = phase.startswith("role ") and outcome.timing.scoring > 0
-        return phase == "scoring" or phase.startswith("reward ") or is_judge
+        failed_in = outcome.error.phase if outcome.error is not None else ""
+        is_judge = failed_in.startswith("role ") and outcome.timing.scoring > 0
+        return failed_in == "scoring" or failed_in.startswith("reward ") or is_judge
 
     def groups(self, env: Environment) -> Iterator[list[Job]]:
         """Yield the rollouts of every example that is still in the dataset; then set `gone` to the number of other rollouts."""
         train = bool(self.config.get("train"))
-        endless = env.count_examples(-1, train) is None
+        is_endless = env.count_examples(-1, train) is None
+        examples = env.examples(self._rows if is_endless else -1, train)
         remaining = set(self._offsets)
-        for [job] in plan(env.examples(self._rows if endless else -1, train), 1, self.seed):
+        for [job] in plan(examples, 1, self.seed):
             if job.key in remaining:
                 remaining.remove(job.key)
                 yield [msgspec.structs.replace(job, index=index) for index in sorted(self._offsets[job.key])]

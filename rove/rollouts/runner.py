@@ -357,19 +357,23 @@ async def run_with_limits(timeout_seconds: float | None, state: State, run: Call
     except TimeoutError as error:
         if not limit.expired():  # raised by the environment's own code: an error like any other
             raise
-        # A rollout without an answer from its endpoint must not get a score.
-        unanswered = unanswered_attempts(error.__cause__)
-        if unanswered or not rollout.trajectory:
-            problem = f"no answer within the rollout's time limit of {timeout_seconds:g} s"
-            running = phase_of(error.__cause__ or error)
-            if not unanswered and running not in ("model", "rollout"):  # no request was sent yet
-                problem = (
-                    f"the rollout's time limit of {timeout_seconds:g} s passed in {running}, before the first answer"
-                )
-            if unanswered:
-                problem += f": {unanswered[-1]}"
-            raise InfraError(problem, unanswered or ()) from error
+        _check_answered(error, rollout, timeout_seconds)
         rollout.stop_condition, rollout.is_truncated = "timeout_reached", True
+
+
+def _check_answered(timeout: TimeoutError, rollout: Bookkeeping, seconds: float | None) -> None:
+    """Raise InfraError if the endpoint had not answered at the time limit: such a rollout must not get a score."""
+    unanswered = unanswered_attempts(timeout.__cause__)
+    if unanswered:
+        problem = f"no answer within the rollout's time limit of {seconds:g} s: {unanswered[-1]}"
+        raise InfraError(problem, unanswered) from timeout
+    if rollout.trajectory:
+        return
+    running = phase_of(timeout.__cause__ or timeout)
+    problem = f"the rollout's time limit of {seconds:g} s passed in {running}, before the first answer"
+    if running in ("model", "rollout"):
+        problem = f"no answer within the rollout's time limit of {seconds:g} s"
+    raise InfraError(problem) from timeout
 
 
 def _deep_copy(value: Any) -> Any:
@@ -497,6 +501,7 @@ def try_record(
     with _contained(state), phase("rollout"):
         record = make_record(job, state, scores, temperature, step)
         return FinalRecord(record, checked_line(record))
+    # Reached only after an exception, which `_contained` has stored as the error of the rollout.
     rollout = bookkeeping(state)
     empty = State(
         input=job.example,

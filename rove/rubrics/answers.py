@@ -33,17 +33,7 @@ _LABEL = lazy_pattern(
 )
 _HASHES = lazy_pattern(r"\s*####\s*(?=\W{0,3}\d)")
 _ONLY_MARKS = lazy_pattern(r"\s*(?:```\w*|~~~\w*|\$\$|\\\[|\\\]|[-*_=]{3,})\s*")
-_WRAPPERS = [
-    ("**", "**"),
-    ("__", "__"),
-    ("*", "*"),
-    ("_", "_"),
-    ("`", "`"),
-    ("$$", "$$"),
-    ("$", "$"),
-    ("\\(", "\\)"),
-    ("\\[", "\\]"),
-]
+_WRAPPERS = [(mark, mark) for mark in ("**", "__", "*", "_", "`", "$$", "$")] + [("\\(", "\\)"), ("\\[", "\\]")]
 _ELEMENT = lazy_pattern(r"<(?P<name>answer|b|strong|i|em|code)\s*>(?P<inner>[^<>]*)</(?P=name)\s*>", re.IGNORECASE)
 _COMMAND = lazy_pattern(
     r"\\(?:boxed|fbox|text|textbf|textit|textrm|texttt|textsf|mathrm|mathbf|mathit|mathsf|operatorname)\s*\{"

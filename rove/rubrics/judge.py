@@ -7,6 +7,7 @@ import hashlib
 import re
 import string
 import time
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,15 +28,7 @@ from rove.core.records import RolloutRecord, Scores
 from rove.core.state import State
 from rove.rubrics.parser import Completion, Parser, visible_response
 from rove.rubrics.rubric import RewardFunc, Rubric
-from rove.rubrics.verdicts import (
-    Agreement,
-    agreeing_pairs,
-    agreement,
-    combined,
-    leading,
-    read_verdict,
-    verdict_form,
-)
+from rove.rubrics.verdicts import Agreement, agreeing_pairs, agreement, combined, leading, read_verdict, verdict_form
 
 JUDGE_PROMPT = """\
 Judge whether the response below gives the right answer to the question.
@@ -106,6 +99,7 @@ def make_judges(client: object, model: str | Sequence[str]) -> tuple[list[Judge]
             f"{len(clients)} judge clients for {len(models)} judge models; expected one per model, or one of either"
         )
     judges: list[Judge] = []
+    label_counts: Counter[str] = Counter()
     new_clients: list[Client] = []
     clients *= size // len(clients)
     models *= size // len(models)
@@ -116,10 +110,10 @@ def make_judges(client: object, model: str | Sequence[str]) -> tuple[list[Judge]
         else:
             used = as_client(entry)
         label = str(getattr(used, "name", "") or model_name)
-        num_same = sum(judge.name.partition("#")[0] == label for judge in judges)
-        if num_same:  # two judges of one model have their own replies and verdicts
-            label = f"{label}#{num_same + 1}"
-        judges.append(Judge(label, used, model_name))
+        label_counts[label] += 1
+        # Two judges of one model have their own replies and verdicts.
+        name = label if label_counts[label] == 1 else f"{label}#{label_counts[label]}"
+        judges.append(Judge(name, used, model_name))
     return judges, new_clients
 
 
@@ -150,7 +144,8 @@ class JudgeCache:
         """Return the reply of a judge to a text."""
         if not self.remembers:
             return Reply(*await self._call(judge, text, sampling), False)
-        key = _digest(judge.name, text, sampling)
+        question = msgspec.json.encode([judge.name, text, sampling], order="sorted")
+        key = hashlib.blake2b(question, digest_size=16).digest()
         task = self._calls.get(key)
         # A task of another event loop that is not done can never be awaited here.
         shared = task is not None and (task.done() or task.get_loop() is asyncio.get_running_loop())
@@ -187,11 +182,6 @@ class JudgeCache:
                 raise
             raise InfraError(f"judge '{judge.name}' did not answer within {self.timeout_seconds:g} s") from error
         return request, response, time.perf_counter() - started
-
-
-def _digest(name: str, text: str, sampling: SamplingParams) -> bytes:
-    content = msgspec.json.encode([name, text, sampling], order="sorted")
-    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 Judgment = list[JsonObject]

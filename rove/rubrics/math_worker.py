@@ -5,10 +5,10 @@ math-verify decides whether two answers are equal, with four rules around it:
 - A full stop, comma, semicolon or colon at the end is punctuation; bold and italics are formatting; a space between
   groups of three digits separates thousands.
 - Two quantities with different units are equal only if the units measure the same quantity and the converted values are
-equal. - A ratio (3:4) is equal only to a ratio, and a sequence with an ellipsis (1, 2, …) only to a sequence of the
-same terms. - Two values are equal only if their ratio is 1, however small they are. math-verify rounds decimals to six
-places, so a ratio
-  that differs from 1 by at most 1e-5 counts as 1 if one of the values is a decimal.
+  equal.
+- A ratio (3:4) is equal only to a ratio, and a sequence with an ellipsis (1, 2, …) only to a sequence of the same terms.
+- Two values are equal only if their ratio is 1, however small they are. math-verify rounds decimals to six places, so a
+  ratio that differs from 1 by at most 1e-5 counts as 1 if one of the values is a decimal.
 """
 
 # sympy and math-verify have no types.
@@ -140,20 +140,18 @@ class Session:
             return False
         right, measured = _quantity(answer), _quantity(response)
         if right is None or measured is None:
-            if ("%" in answer) != ("%" in response):  # 50% is 50 and 0.5
-                numbers = (_parsed(text.replace("\\%", "").replace("%", "")) for text in (answer, response))
-                return _are_equal(expected, _parsed(response)) or _are_equal(*numbers)
-            return _are_equal(expected, _parsed(response))
-        if right[1].dimension != measured[1].dimension:
+            return _are_equal(expected, _parsed(response)) or _are_equal_without_percent(answer, response)
+        (right_value, right_unit), (value, unit) = right, measured
+        if right_unit.dimension != unit.dimension:
             return False
         if re.sub(_SPACE, "", answer) == re.sub(_SPACE, "", response):
             return True
         # Sets and equations cannot be converted. Of several quantities, math-verify reads only the first one, but all angles.
-        are_several = any(_quantity(part) for value, _ in (right, measured) for part in value.split(",")[:-1])
-        is_readable = not are_several or r"^\circ" in answer
-        if right[1].size == measured[1].size and is_readable and _are_equal(expected, _parsed(response)):
+        earlier_parts = [*right_value.split(",")[:-1], *value.split(",")[:-1]]
+        is_readable = not any(map(_quantity, earlier_parts)) or r"^\circ" in answer
+        if right_unit.size == unit.size and is_readable and _are_equal(expected, _parsed(response)):
             return True
-        return _are_equal(_converted(*right), _converted(*measured))
+        return _are_equal(_converted(right_value, right_unit), _converted(value, unit))
 
 
 def setup() -> None:
@@ -198,6 +196,13 @@ def _are_equal(expected: list[Any], answers: list[Any]) -> bool:
         if bool(verify(right, value, timeout_seconds=None)) and not _differ(right, value):
             return True
     return False
+
+
+def _are_equal_without_percent(answer: str, response: str) -> bool:
+    """Return whether two answers are equal without the percent sign that only one of them has: 50% is 50 and 0.5."""
+    if ("%" in answer) == ("%" in response):
+        return False
+    return _are_equal(_parsed(re.sub(r"\\?%", "", answer)), _parsed(re.sub(r"\\?%", "", response)))
 
 
 def _differ(right: object, answer: object) -> bool:

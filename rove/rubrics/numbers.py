@@ -33,15 +33,7 @@ _NUMBER = lazy_pattern(
     r"|(?<![\d.,])(?:(?P<whole>\d+)\s+)?(?P<above>\d+)\s*/\s*(?P<below>\d+)(?!\d|\s*[.,/]\d)"
     rf"|(?P<plain>{_PLAIN_NUMBER})"
 )
-_SCALES = {
-    "hundred": 1e2,
-    "thousand": 1e3,
-    "million": 1e6,
-    "billion": 1e9,
-    "trillion": 1e12,
-    "万": 1e4,
-    "亿": 1e8,
-}
+_SCALES = {"hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12, "万": 1e4, "亿": 1e8}
 _SCALE = lazy_pattern(rf"\s*({'|'.join(_SCALES)})", re.IGNORECASE)
 
 _LETTER = "A-Za-zÀ-ɏͰ-ϿЀ-ӿ"

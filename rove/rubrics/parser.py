@@ -262,12 +262,13 @@ class XMLParser(Parser):
         for names in self._fields:
             contents = [_between(text, name, last=True) for name in names]
             present = [content for content in contents if content is not None]
-            num_present += bool(present)
+            if present:
+                num_present += 1
             is_tidy = is_tidy and all(map(_is_tidy, present))
         share = num_present / len(self._fields)
         # Without any field, nothing is tidy: otherwise a reply without tags would score 0.2.
         is_tidy = is_tidy and num_present > 0
-        return (2 * share + is_tidy + text.startswith(self._starts) + text.endswith(self._ends)) / 5
+        return (2 * share + int(is_tidy) + int(text.startswith(self._starts)) + int(text.endswith(self._ends))) / 5
 
     def get_fields(self) -> list[str]:
         """Return the first name of every field, in order."""
@@ -343,7 +344,7 @@ def _between(text: str, name: str, last: bool) -> str | None:
     else:
         first = text.find(opening)
         end = text.find(closing, first)
-        start = text.rfind(opening, first, end) if first >= 0 <= end else -1
+        start = text.rfind(opening, first, end) if first >= 0 and end >= 0 else -1
     return text[start + len(opening) : end] if start >= 0 else None
 
 
@@ -354,19 +355,21 @@ def _is_tidy(raw: str) -> bool:
 
 def extract_boxed_answer(text: str, strict: bool = False) -> str:
     """Return the content of the last complete `\\boxed{…}`, with inner braces; if there is none, the text, or "" if `strict`."""
-    opened: list[int] = []  # start of the content of every open brace; -1 if it is not a box
-    first, last = -1, -1
+    opened: list[int] = []  # for every open brace: where the content of its box starts, or -1 if it is not a box
+    start, end = -1, -1  # of the last complete box so far
     # One pass with a stack: a regular expression cannot match nested braces, and escaped braces are text.
     for match in re.finditer(r"\\boxed\s*\{|\\[\\{}]|[{}]", text):
         token = match[0]
-        if token == "}":
-            start = opened.pop() if opened else -1
-            if start > first:
-                first, last = start, match.start()
-        elif token == "{" or token.startswith("\\boxed"):
-            opened.append(-1 if token == "{" else match.end())
-    if first >= 0:
-        return text[first:last]
+        if token.startswith("\\boxed"):
+            opened.append(match.end())
+        elif token == "{":
+            opened.append(-1)
+        elif token == "}" and opened:
+            closed_start = opened.pop()
+            if closed_start > start:
+                start, end = closed_start, match.start()
+    if start >= 0:
+        return text[start:end]
     return "" if strict else text
 
 

@@ -47,8 +47,10 @@ def object_at(text: str, start: int) -> VerdictObject | None:
 def objects_in(text: str) -> Iterator[VerdictObject]:
     """Yield the JSON objects of a text in order, without those inside others."""
     starts = [brace.start() for brace in re.finditer(r"\{", text)]
+    if len(starts) > MAX_BRACES:
+        starts = [starts[0], *starts[-MAX_BRACES:]]  # the first one may open a reply that is one object
     end = 0
-    for start in starts[:1] + starts[1:][-MAX_BRACES:]:
+    for start in starts:
         if start < end:  # inside of the object before it
             continue
         parsed = object_at(text, start)

@@ -327,16 +327,11 @@ class _Reader:
         if not lines:
             return
         first, last = lines[0], lines[-1]
-        opening = len(sentences(first[0])[0])
-        closing = len(sentences(last[0])[-1])
-        for start, end in (
-            (first.start(), first.end()),
-            (first.start(), first.start() + opening),
-            (last.start(), last.end()),
-            (last.end() - closing, last.end()),
-        ):
+        first_sentence = (first.start(), first.start() + len(sentences(first[0])[0]))
+        last_sentence = (last.end() - len(sentences(last[0])[-1]), last.end())
+        for start, end in (first.span(), first_sentence, last.span(), last_sentence):
             part = text[start:end]
-            is_line = end - start in (len(first[0]), len(last[0]))
+            is_line = (start, end) in (first.span(), last.span())
             choice = self._choice(part) if part == reply[start:end] else None
             if choice is not None and (is_line or (len(choice) > 1 and not choice.isdigit())):  # "1." begins an item
                 yield _Statement(start, end, choice, WEAK, self._judged.has_line(part))
@@ -366,11 +361,11 @@ class _Reader:
         joined = "\n".join(unquoted)
         if _TAKEN_BACK.search(joined):
             return True
-        if _RETRACTION.search(joined) and self._names_choice(rest_with_quotations, excluded=choice):
+        if _RETRACTION.search(joined) and self._named_choices(rest_with_quotations, excluded=choice):
             return True
         for part in unquoted:
             label = _ANY_LABEL.search(part)
-            if label is not None and self._names_choice(part[label.end() :], excluded=choice):
+            if label is not None and self._named_choices(part[label.end() :], excluded=choice):
                 return True
             if len(re.findall(r"\w+", part)) <= _MAX_SHORT_WORDS and self._is_at_edge(part, choice):
                 return True
@@ -381,10 +376,6 @@ class _Reader:
         words = re.findall(r"\w+", _PRONOUN_OR_ARTICLE.sub(" ", sentence))
         named = [self._choice(word) for word in (words[:1] + words[-1:])]
         return not {None, choice}.issuperset(named)
-
-    def _names_choice(self, text: str, excluded: str) -> bool:
-        """Return whether a text contains a choice other than `excluded` as a word."""
-        return bool(self._named_choices(text, excluded))
 
     def _named_choices(self, text: str, excluded: str = "") -> list[int]:
         """Return where a text contains a choice other than `excluded` as a word ("I" and "A" are also ordinary words)."""

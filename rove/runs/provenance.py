@@ -129,17 +129,19 @@ def check_own(file: Path, values: Mapping[str, object]) -> None:
 
 
 def _is_risky(path: _Path, value: object) -> bool:
-    if HARMLESS_TABLES.intersection(path[:-1]):
-        return False
     # A quoted TOML key may contain dots, which commands read as a path: "env_args.x" counts as two names.
     names = ".".join(part for part in path if isinstance(part, str)).split(".")
+    is_in_risky_table = not RISKY_TABLES.isdisjoint(names)
+    # In a risky table, names are free: an environment may have an argument "columns" that is a table of commands.
+    if HARMLESS_TABLES.intersection(path[:-1]) and not is_in_risky_table:
+        return False
     if not all(name.isidentifier() for name in names):
         return True
     if names[-1] in RISKY_FLAGS:
         return value is not False  # a text or a number is read as a flag, too
     if not isinstance(value, str) or not value:
         return False
-    if RISKY_TABLES.intersection(names):
+    if is_in_risky_table:
         return True
     if names[-1] in HARMLESS_WORDS:
         is_bare_name = not any(mark in value for mark in "/\\:")

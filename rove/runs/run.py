@@ -96,6 +96,7 @@ class Line(NamedTuple):
     """One line of rollouts.jsonl."""
 
     number: int
+    """Position of the line in the file, counted from 0."""
     offset: int
     """Position of the line in bytes."""
     failed: bool
@@ -150,28 +151,15 @@ class Run(RunFiles):
         self._created = create_folders(self.path)
         self._refuse_foreign()
         self._acquire()  # before anything is deleted or written
-        file = self.path / "config.toml"
         if overwrite:
             self._refuse_to_delete_inputs(config)
             for name in OWNED:
                 remove(self.path / name)
         self._check_files()
         current: JsonObject = {"kind": kind, "identity": plain(identity), "config": plain(config)}
-        changes: list[str] = []
-        continued = file.exists()
-        if continued:
-            recorded = self.config()
-            recorded_identity = {"kind": recorded["kind"], **recorded["identity"]}
-            changes = differences(recorded_identity, {"kind": kind, **current["identity"]})
-            if changes and not self._is_unused():
-                self.close()
-                advice = self._overwrite_advice(recorded["kind"])
-                lines = "\n  ".join(changes)
-                if (self.path / SEAL.format(file.name)).exists() and not is_own(file):
-                    advice = f"{file} is damaged, was edited, or is from another machine: its seal is invalid\n{advice}"
-                raise RunError(f"{self.path} holds a different run; differences:\n  {lines}\n{advice}")
+        is_resumed = self._has_same_identity(kind, current["identity"])
         self.write_bytes("config.toml", tomli_w.dumps(current).encode())
-        seal(file)
+        seal(self.path / "config.toml")
         (self.path / "stopped.json").unlink(missing_ok=True)
         self._add_versions()
         # What a kill of the last process may have left: half a line, and a folder between two renames.
@@ -179,7 +167,24 @@ class Run(RunFiles):
             truncate_torn_line(self.path / name)
         for folder in (self.path, self.path / "checkpoints"):
             recover_folders(folder)
-        return continued and not changes
+        return is_resumed
+
+    def _has_same_identity(self, kind: str, identity: JsonObject) -> bool:
+        """Return whether the folder holds a run with this identity; refuse the results of a run with another one."""
+        file = self.path / "config.toml"
+        if not file.exists():
+            return False
+        recorded = self.config()
+        recorded_identity = {"kind": recorded["kind"], **recorded["identity"]}
+        changes = differences(recorded_identity, {"kind": kind, **identity})
+        if changes and not self._is_unused():
+            self.close()
+            advice = self._overwrite_advice(recorded["kind"])
+            lines = "\n  ".join(changes)
+            if (self.path / SEAL.format(file.name)).exists() and not is_own(file):
+                advice = f"{file} is damaged, was edited, or is from another machine: its seal is invalid\n{advice}"
+            raise RunError(f"{self.path} holds a different run; differences:\n  {lines}\n{advice}")
+        return not changes
 
     def _refuse_to_delete_inputs(self, config: Mapping[str, object]) -> None:
         """Raise a `RunError` if `overwrite` would delete the model or the data that the new run needs."""
@@ -535,9 +540,10 @@ def end_early(folder: Path, error: BaseException, created: Sequence[Path], resum
         resume_command: Shell command that resumes the run; "" if there is none.
     """
     with suppress(OSError):  # the disk may be full
-        if not (isinstance(error, Exception) and remove_without_results(created)):
-            report = stopped_report(folder, error, resume_command)
-            atomic_write(folder / "stopped.json", msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+        if isinstance(error, Exception) and remove_without_results(created):
+            return
+        report = stopped_report(folder, error, resume_command)
+        atomic_write(folder / "stopped.json", msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
 
 
 def stopped_report(folder: Path, error: BaseException, resume_command: str = "") -> dict[str, object]:

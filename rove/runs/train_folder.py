@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -133,16 +133,10 @@ class TrainFolder:
 
     def stages(self) -> list[Run]:
         """Return the runs of data, SFT, and RL that have begun, in their order."""
-        numbered = sorted(
-            (name for name in self._folders() if re.fullmatch(r"rl\d+", name)), key=lambda name: int(name[2:])
-        )
+        numbered = [path.name for path in self.path.iterdir() if re.fullmatch(r"rl\d+", path.name)]
+        numbered.sort(key=lambda name: int(name[2:]))
         names = ["data", "sft", "rl", *numbered, "full"]
         return [Run(self.path / name) for name in names if (self.path / name / "config.toml").is_file()]
-
-    def _folders(self) -> Iterator[str]:
-        for entry in self.path.iterdir():
-            if entry.is_dir():
-                yield entry.name
 
     def evaluation_folder(self, row: str, condition: str) -> Path:
         """Return the run folder of an evaluation in the results table."""

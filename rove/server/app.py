@@ -78,7 +78,6 @@ def make_app(
         engine.check_grammars = True  # a schema of a thousand characters can take hours to compile
     app = web.Application(middlewares=[_access_middleware(queue, api_key or "")], client_max_size=max_body)
     app[QUEUE] = queue
-
     app.add_routes(_routes(queue))
     return app
 
@@ -165,7 +164,7 @@ def _access_middleware(queue: RequestQueue, api_key: str) -> Middleware:
                 authorize(request)
                 response = await handler(request)
             except web.HTTPNotFound:
-                paths = ", ".join(sorted(resource.canonical for resource in request.app.router.resources()))
+                paths = ", ".join(sorted(served.canonical for served in request.app.router.resources()))
                 message = f"no route {excerpt(request.path)}; expected one of {paths}"
                 response = refusal(RejectedError(404, message), route)
             except Exception as error:

@@ -183,12 +183,12 @@ class _Stream:
     async def run(self) -> web.StreamResponse:
         tasks = [asyncio.create_task(self._respond(i, choice)) for i, choice in enumerate(self.parsed.choices)]
         try:
-            first = await self._items.get()
-            if isinstance(first[1], Exception):
-                raise first[1]
+            index, item = await self._items.get()
+            if isinstance(item, Exception):
+                raise item
             with suppress(ConnectionError):  # the HTTP client has disconnected
                 await self.reply.prepare(self.request)
-                await self._write_events(*first)
+                await self._write_events(index, item)
                 await self.reply.write_eof()
             return self.reply
         finally:

@@ -40,7 +40,9 @@ def error_response(error: Exception, api: str = "") -> tuple[int, JsonObject]:
     status, body = _openai_error(error)
     if api == "anthropic":
         return status, anthropic_error(status, body["error"]["message"])
-    return status, {**body["error"], **body, "type": "error"} if api == "responses" else body
+    if api == "responses":
+        return status, {**body["error"], **body, "type": "error"}
+    return status, body
 
 
 def _openai_error(error: Exception) -> tuple[int, JsonObject]:

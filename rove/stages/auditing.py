@@ -79,8 +79,9 @@ def located(name: str, env_dir: str | None) -> tuple[str, str | None]:
                 f"'{name}' is a path, which the folder {env_dir} (--env-dir) cannot change; remove one of them"
             )
         path = path.resolve().parent if path.name == "__init__.py" else path.resolve()
+        name = path.stem if is_file else path.name
         # A relative path, because the report's commands to repeat a check contain it.
-        name, env_dir = path.stem if is_file else path.name, os.path.relpath(path.parent)
+        env_dir = os.path.relpath(path.parent)
     environment_file(name, env_dir)
     return name, env_dir
 

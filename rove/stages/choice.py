@@ -180,11 +180,7 @@ def choose(env: str, env_args: JsonMapping, evidence: Evidence) -> list[Section]
     """
     model = evidence.model
     scale = scale_of(model)
-    needs_sft = model is None or model.spread_share < MIN_SPREAD
-    if model is not None and not evidence.policies:
-        needs_sft = model.spread_share == 0
-    needs_sft = needs_sft or bool(evidence.teacher_name)
-    # RL learns from groups whose rewards differ; a model that rarely has such groups first imitates a policy.
+    needs_sft = _needs_sft(evidence)
     if needs_sft:
         _check_policies(evidence)
         if evidence.is_raw_text:
@@ -250,6 +246,16 @@ def choose(env: str, env_args: JsonMapping, evidence: Evidence) -> list[Section]
     ]
 
 
+def _needs_sft(evidence: Evidence) -> bool:
+    """Return whether a policy is imitated before RL, which learns only from groups whose rewards differ."""
+    model = evidence.model
+    if model is None or evidence.teacher_name:
+        return True
+    if not evidence.policies:
+        return model.spread_share == 0
+    return model.spread_share < MIN_SPREAD
+
+
 def _examples(rollouts: int, evidence: Evidence) -> int:
     """Return the number of examples that about this many rollouts need."""
     return math.ceil(rollouts / evidence.members)
@@ -301,11 +307,11 @@ def _check_policies(evidence: Evidence) -> None:
             "the environment has no scripted policies for SFT; add one, make the first examples easier, or name a model "
             "to imitate (--teacher MODEL)"
         )
-    # The other policies may have failed in every rollout: the error is the cause, not the number of policies.
-    errors = [diagnosis for diagnosis in evidence.diagnoses if diagnosis.id == "reward_error"]
-    if model is None and len(policies) == 1 and errors:  # all rollouts of the other policies fail
-        raise ConfigError(str(errors[0]))
     if model is None and len(policies) == 1:
+        # The other policies may have failed in every rollout: the error is the cause, not the number of policies.
+        errors = [diagnosis for diagnosis in evidence.diagnoses if diagnosis.id == "reward_error"]
+        if errors:
+            raise ConfigError(str(errors[0]))
         raise ConfigError(
             f"the environment has one scripted policy, '{policies[0].name}'; expected a good one and a weak one. Add a "
             "policy that guesses to `policies`: its reward shows how much a guess earns. Or start from a pretrained model (-m)"
@@ -347,13 +353,15 @@ def _sft_sections(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampl
     if best.is_model:
         rollouts = min(rollouts, MODEL_TEACHER_ROLLOUTS)
     # Repeated rollouts of a deterministic policy would be equal.
-    per_example = max(evidence.members, int(rollouts) // available if best.varies else 1)
+    repetitions = int(rollouts) // available if best.varies else 1
+    per_example = max(evidence.members, repetitions)
     requested = max(1, int(rollouts) // evidence.members)
     examples = min(available, requested)
     share = min(1.0, max(MIN_BATCH_SHARE, LONG_ROLLOUT / max(1.0, evidence.rollout_tokens)))
     batch = round(share * scale.sft_batch)
-    steps_per_epoch = max(1, round(good_share * examples * per_example / batch))
-    epochs = round(scale.sft_tokens / (good_share * examples * per_example * evidence.rollout_tokens))
+    trained_rollouts = good_share * examples * per_example
+    steps_per_epoch = max(1, round(trained_rollouts / batch))
+    epochs = round(scale.sft_tokens / (trained_rollouts * evidence.rollout_tokens))
     epochs = max(1, min(epochs, MAX_EPOCHS, MAX_SFT_STEPS // steps_per_epoch))
     every, warmup = scale.validate_every, warmup_of(steps_per_epoch * epochs)
     return [
@@ -407,14 +415,10 @@ def _rl_size(env_args: JsonMapping, evidence: Evidence, scale: Scale) -> tuple[i
     return groups, min(scale.rl_steps, max(MIN_RL_STEPS, steps))
 
 
-def _alerts(reward_unit: float) -> JsonObject:
-    """Return the limit of the alert that compares gains of rewards, if rewards have another magnitude than 1."""
-    gain = AlertLimits().held_out_gain * reward_unit
-    return {"alerts": {"held_out_gain": gain}} if reward_unit != 1 else {}
-
-
 def _rl_section(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled: JsonMapping) -> Section:
     groups, steps = _rl_size(env_args, evidence, scale)
+    # The default limit of this alert is for rewards of magnitude 1.
+    gain = AlertLimits().held_out_gain * evidence.reward_unit
     values = {
         "name": "RL",
         "steps": steps,
@@ -424,7 +428,7 @@ def _rl_section(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled
         "final_lr_fraction": FINAL_RATE,
         "lr_backoff": LR_BACKOFF,
         "loss": scale.loss(evidence.sampled_tokens, evidence.reward_unit),
-        **_alerts(evidence.reward_unit),
+        **({"alerts": {"held_out_gain": gain}} if evidence.reward_unit != 1 else {}),
         "temperature": scale.temperature,
         "max_tokens": sampled["max_tokens"],
         "keep_best": "eval/sampled/reward/mean",

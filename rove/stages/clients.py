@@ -80,6 +80,7 @@ def make_client(
     if endpoint is not None:
         key = _key(api_key_var) if api_key_var != API_KEY_VAR else None
         return endpoint.client(key, max_concurrent, timeout, max_retries)
+    from rove.clients.endpoints_file import known_endpoints
     from rove.clients.openai import OpenAIClient
 
     try:
@@ -96,8 +97,9 @@ def make_client(
         # A misspelled folder or policy is taken for a model's name at OpenAI, which needs a key.
         scripted = ", ".join(SCRIPTED + name for name in sorted(env.policies if env else ()))
         hint = f". '{model}' is neither a folder nor a scripted policy" + (f" ({scripted})" if scripted else "")
-        if base_url is None and (names := _endpoint_names(endpoints)):
-            hint += f", nor in endpoints.toml: {nearest(model, names)}"
+        endpoint_names = sorted(known_endpoints(endpoints)) if base_url is None else []
+        if endpoint_names:
+            hint += f", nor in endpoints.toml: {nearest(model, endpoint_names)}"
         raise MissingKeyError(str(error) + hint) from error
 
 
@@ -161,12 +163,6 @@ def find_endpoint(model: str, endpoints: str | Path | None = None) -> Endpoint |
     from rove.clients.endpoints_file import known_endpoints
 
     return known_endpoints(endpoints).get(model)
-
-
-def _endpoint_names(endpoints: str | Path | None) -> list[str]:
-    from rove.clients.endpoints_file import known_endpoints
-
-    return sorted(known_endpoints(endpoints))
 
 
 def is_folder(model: str) -> bool:

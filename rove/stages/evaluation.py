@@ -154,11 +154,11 @@ class EvalProgress:
     def __call__(self, record: RolloutRecord | Outcome) -> None:
         """Count a finished rollout."""
         self.count += 1
-        if record.error is not None and not self.failed:
-            message = f"{record.error.type}: {record.error.message}{record.error.source_line}"
-            self.reporter.note(f"first failure, in {record.error.phase}: {message}", important=True)
         if record.error is not None:
             self.failed += 1
+            if self.failed == 1:
+                message = f"{record.error.type}: {record.error.message}{record.error.source_line}"
+                self.reporter.note(f"first failure, in {record.error.phase}: {message}", important=True)
         self.rewards += record.reward or 0.0
         scored = self.count - self.failed
         mean = number(self.rewards / scored) if scored else "–"
@@ -215,9 +215,10 @@ def evaluate_model(
         raise ConfigError(
             f"{' and '.join(scoring)} cannot change a loaded environment; give them to rove.load_environment(FILE, scorer=…)"
         )
-    env_args = scoring or None if loaded is None else loaded.env_args
+    env_args = scoring if loaded is None else loaded.env_args
+    model_name = None if model is None else str(model)
     # False is no setting of the caller, and would override `config`.
-    named = {"model": model and str(model), "env": name, "env_args": env_args, "overwrite": overwrite or None}
+    named = {"model": model_name, "env": name, "env_args": env_args, "overwrite": overwrite or None}
     env_args_setting = settings.get("env_args")
     if scoring and is_mapping(env_args_setting):
         settings = {**settings, "env_args": {**env_args_setting, **scoring}}
@@ -261,7 +262,7 @@ def _evaluate(
     available = Options(**config.options).count_examples(env)
     if available is not None and config.num_examples > available:
         text = f"num_examples is {config.num_examples}; the dataset has {available}"
-        # Only then may its module be imported here; an environment of a notebook has no module.
+        # An isolated or remote environment must not be imported here, and an environment of a notebook has no module.
         is_here = bool(env.source) and not (config.isolation.is_on or config.ray.address)
         is_given = "num_examples" in config.env_args
         arguments = environment_arguments(config.env, config.env_dir) if is_here and not is_given else {}

@@ -192,12 +192,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         best = self.teacher
         highest = max(policy.highest for policy in self.policies)
         name, start = self.start
-        if self.model is not None and name == MODEL:  # no weak policy shows what a guess earns
-            lowest = min(best.lowest, self.model.lowest)
-            return Task(
-                start_name=name, weakest=start, best=best.reward, highest=highest, lowest=lowest, hidden=self.hidden
-            )
-        return Task(weakest=start, best=best.reward, highest=highest, hidden=self.hidden)
+        task = Task(weakest=start, best=best.reward, highest=highest, hidden=self.hidden)
+        if self.model is None or name != MODEL:
+            return task
+        # No weak policy shows what a guess earns.
+        return msgspec.structs.replace(task, start_name=name, lowest=min(best.lowest, self.model.lowest))
 
     @property
     def start(self) -> tuple[str, float]:
@@ -272,11 +271,11 @@ async def _examine(
         if teacher_model is not None:
             await teacher_model.client.close()
     scored = _scored(records)
-    models = {teacher_model.name} if teacher_model else set[str]()
-    policies = [_policy_evidence(name, policy_records, name in models) for name, policy_records in scored.items()]
+    model_name = None if teacher_model is None else teacher_model.name
+    policies = [_policy_evidence(name, records_of, name == model_name) for name, records_of in scored.items()]
     # Of policies with equal rewards, the one with the shortest rollouts is the teacher: they train fastest.
     policies.sort(key=lambda policy: (policy.reward, -_mean_length(scored[policy.name])))
-    teacher_name = teacher_model.name if teacher_model else str(teacher or "")
+    teacher_name = teacher.name if isinstance(teacher, Teacher) else teacher or ""
     if teacher_name:
         _check_teacher(teacher_name, records)
     best = scored[teacher_name or policies[-1].name] if policies else []
@@ -314,7 +313,7 @@ async def _examine(
         turns=statistics.fmean(max(1, len(record.steps)) for record in best),
         untrained_turns=await _untrained_turns(env, all_records),
         # Those of a teacher that is a model include its sampling.
-        rollout_seconds=min((seconds[name] for name in scored if name not in models), default=0.0),
+        rollout_seconds=min((seconds[name] for name in scored if name != model_name), default=0.0),
         teacher_seconds=seconds[teacher_name or policies[-1].name] if policies else 0.0,
         setup_seconds=setup,
         response_tokens=limit,

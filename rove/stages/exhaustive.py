@@ -57,11 +57,11 @@ def run_exhaustive(env_id: str, model: str, config: ExhaustiveConfig, device: st
 def _failed_goals(game: ExhaustiveGame, line: Line, goals: Goals) -> list[str]:
     """Return the names of the goals that a game violates."""
     values = values_of(line.record)
-    failed = {name: True for name in goals.never if values[name]}
+    failed = [name for name in goals.never if values[name]]
     for step in line.record.steps:
         checks = game.check_answer(as_messages(step.prompt), text_of(step.completion[0]))
-        failed |= {name: True for name in goals.checks if not checks.get(name, True)}
-    return list(failed)
+        failed += [name for name in goals.checks if not checks.get(name, True)]
+    return list(dict.fromkeys(failed))
 
 
 def _line_as_json(line: Line, failed: Sequence[str]) -> JsonObject:

@@ -143,11 +143,13 @@ def run_model_merge(adapter: str | Path, path: Path, trust_remote_code: bool = F
 
 
 def check_empty(path: Path) -> None:
-    """Refuse a folder that is not empty.
+    """Refuse a folder that is not empty, and a file.
 
     Raises:
-        ConfigError: The folder is not empty.
+        ConfigError: The folder is not empty, or the path is a file.
     """
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path} is a file; expected a folder: give another --output")
     if path.exists() and any(path.iterdir()):
         raise ConfigError(f"{path} is not empty; give another --output, or delete it")
 

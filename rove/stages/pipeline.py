@@ -80,7 +80,7 @@ class Pipeline:
         for model in dict.fromkeys(row.model for row in self.rows if row.is_trained):
             check_saved_model(model)
         self._notes = completion.notes
-        stages = len(recipe.rl) + (recipe.sft is not None)
+        stages = len(recipe.rl) if recipe.sft is None else 1 + len(recipe.rl)
         for _ in range(stages):
             self.ranks.broadcast_continue(False)  # the other processes wait for a decision about each stage
         self.reporter.note(f"{recipe.folder} is complete; delete the folder to train again")
@@ -258,28 +258,28 @@ class Pipeline:
         configs: dict[str, TrainingConfig] = {stage.folder: stage.config for stage in recipe.rl}
         if recipe.sft is not None:
             configs = {"sft": recipe.sft, **configs}
-        notes: dict[str, None] = {}
+        tables = [condition.config for condition in recipe.conditions]
+        notes: list[str] = []
         for name, config in configs.items():
-            for condition in recipe.conditions:
-                note = overlap_note(config.keep_best, config.evaluation, config.seed, condition.config)
+            for table in tables:
+                note = overlap_note(config.keep_best, config.evaluation, config.seed, table)
                 if note is not None:
-                    notes.setdefault(f"{name}: {note}")
+                    notes.append(f"{name}: {note}")
         if notes:
-            return list(notes)
+            return list(dict.fromkeys(notes))
         # The same examples choose the weights in every stage of most recipes; comparing them loads the environment twice.
         compared: set[bytes] = set()
         for config in configs.values():
-            for table in [condition.config for condition in recipe.conditions]:
-                selections = [
-                    (held_out.env, held_out.env_args, held_out.num_examples) for held_out in config.evaluation
-                ]
+            selections = [(held_out.env, held_out.env_args, held_out.num_examples) for held_out in config.evaluation]
+            for table in tables:
                 key = msgspec.json.encode((selections, table.env_args, table.num_examples, table.skip_examples))
-                if key not in compared:
-                    compared.add(key)
-                    note = shared_note(config.keep_best, config.evaluation, table, recipe.env_dir)
-                    if note is not None:
-                        notes.setdefault(note)
-        return list(notes)
+                if key in compared:
+                    continue
+                compared.add(key)
+                note = shared_note(config.keep_best, config.evaluation, table, recipe.env_dir)
+                if note is not None:
+                    notes.append(note)
+        return list(dict.fromkeys(notes))
 
     def answers_table(self) -> Table:
         """Return a table of the first questions of the evaluation, with the answers of the first and the last model."""
@@ -293,8 +293,10 @@ class Pipeline:
         table.add_column("question", ratio=2)
         for name in names:
             table.add_column(name, ratio=4)
-        # A question that one of the models failed to answer shows no comparison.
-        answered = [{key for key, record in records.items() if record.error is None} for records in by_row]
+        # A question that one of the models failed to answer shows no comparison. An overlong prompt gets no answer either.
+        answered = [
+            {key for key, record in records.items() if record.completion and not record.error} for records in by_row
+        ]
         common = answered[0].intersection(*answered[1:])
         for example_id in sorted(common)[: self.recipe.answers]:
             records = [records[example_id] for records in by_row]
@@ -308,7 +310,9 @@ class Pipeline:
 def results_table(recipe: Recipe, rows: list[ResultRow]) -> Table:
     """Return the results table: measured rows, then the published baseline."""
     conditions = [condition.name for condition in recipe.conditions if condition.name]
-    title = f"{recipe.evaluation.num_examples} rollouts per row"
+    examples, per_example = recipe.evaluation.num_examples, recipe.evaluation.rollouts_per_example
+    amount = f"{examples * per_example} rollouts" if examples > 0 else "rollouts of all examples"
+    title = f"{amount} per row"
     if not all(column.interval for column in recipe.columns):
         title += "; in %"
     if conditions:
@@ -323,7 +327,9 @@ def results_table(recipe: Recipe, rows: list[ResultRow]) -> Table:
     for row in rows:
         cells = [_cell(row.conditions[column.condition], column) for column in recipe.columns]
         summary = row.conditions[recipe.conditions[-1].name]
-        table.add_row(row.name, *cells, f"{_tokens(row, summary)}\n{_truncated(summary)}")
+        share = summary.get("truncation_share")
+        truncated = "–" if share is None else f"{percent(share)}%"
+        table.add_row(row.name, *cells, f"{_tokens(row, summary)}\n{truncated}")
     if recipe.baseline:
         table.add_section()
         table.add_row(styled(("published baseline", "dim")))
@@ -356,11 +362,6 @@ def _tokens(row: ResultRow, summary: JsonMapping) -> str:
     if tokens is None or row.model.startswith(SCRIPTED):
         return "–"
     return f"{tokens:.1f}"
-
-
-def _truncated(summary: JsonMapping) -> str:
-    share = summary.get("truncation_share")
-    return "–" if share is None else f"{percent(share)}%"
 
 
 def _mean_with_interval(value: JsonMapping) -> str:

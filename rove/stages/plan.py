@@ -36,7 +36,7 @@ def estimate_stages(recipe: Recipe, examination: Examination, pretrained: Loaded
         setup_seconds=evidence.setup_seconds,
         conditions=len(recipe.conditions),
         table_rollouts=len(recipe.conditions) * recipe.evaluation.num_examples * recipe.evaluation.rollouts_per_example,
-        teacher_rows=int(bool(evidence.policies) and evidence.teacher.is_model),
+        teacher_rows=1 if evidence.policies and evidence.teacher.is_model else 0,
     )
     # The time depends on the shape of the model, not on its weights.
     model = pretrained

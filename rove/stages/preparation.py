@@ -94,7 +94,7 @@ def examine_environment(
 def chosen_arguments(defaults: Mapping[str, object], env_args: JsonMapping) -> tuple[frozenset[str], int]:
     """Return the names of the arguments that a recipe may set, and the value of `seed` for the training examples.
 
-    A `seed` that is not a number is left out: there is no next one.
+    A `seed` that is neither a number nor unset is left out, because no other seed follows from it.
 
     Args:
         defaults: The arguments of `load_environment` and their defaults.
@@ -103,8 +103,9 @@ def chosen_arguments(defaults: Mapping[str, object], env_args: JsonMapping) -> t
     seed = env_args.get("seed", defaults.get("seed"))
     if isinstance(seed, int) and not isinstance(seed, bool):
         return frozenset(defaults), seed
-    is_unset = seed is None and "seed" not in env_args
-    return frozenset(defaults if is_unset else defaults.keys() - {"seed"}), 0
+    if seed is None and "seed" not in env_args:
+        return frozenset(defaults), 0
+    return frozenset(defaults.keys() - {"seed"}), 0
 
 
 def _teacher(name: str | None, env: Environment, device: str) -> Teacher | str | None:

@@ -266,7 +266,6 @@ class RecipeFile(Settings, frozen=True, kw_only=True):
     def _full_stage(self, env: str) -> JsonObject:
         """Return the table `full`: training ends as soon as the goals of the exhaustive evaluation are reached."""
         assert self.exhaustive is not None
-        # The goals are stated once, in `exhaustive`; training ends as soon as they are reached.
         every_game = {"env": env, "kind": "exhaustive", "goals": msgspec.to_builtins(self.exhaustive.goals)}
         return {**self.full, "evaluation": [{**every_game, **table} for table in self.full["evaluation"]]}
 
@@ -322,7 +321,8 @@ def _tables(value: JsonValue) -> list[JsonObject]:
     """Return the tables in a value that is a table or a list of tables; values of another type are left to the check of the
     whole recipe.
     """
-    return [item for item in (value if is_list(value) else [value]) if is_object(item)]
+    values: list[Any] = value if is_list(value) else [value]
+    return [item for item in values if is_object(item)]
 
 
 def read_recipe(path: Path, values: JsonObject, variants: Sequence[str] = ()) -> RecipeFile:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from rove.core.errors import needs_train_extra
 from rove.core.findings import HIGH, Finding
-from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_version
 from rove.remote.loading import open_environment
@@ -131,9 +130,6 @@ def run_rl(
             if watch is not None:
                 watch(metrics, config.steps)
 
-        def on_sample(step: int, record: RolloutRecord) -> None:
-            reporter.sample(record, f"step {step}")
-
         # Otherwise the progress bar would stand still without a reason.
         if config.backend == "vllm" and not config.vllm.urls:
             logs = run.path / "vllm"
@@ -147,7 +143,7 @@ def run_rl(
                     run,
                     on_step,
                     on_alert=lambda alert: reporter.note(f"step {alert.step}: {alert}", important=True),
-                    on_sample=on_sample,
+                    on_sample=lambda step, record: reporter.sample(record, f"step {step}"),
                     on_progress=progress.step,
                     ranks=ranks,
                 )

@@ -109,14 +109,14 @@ class ScriptedServerClient:
         self.env_id = env.env_id
         self.max_concurrent = client.max_concurrent
         rows = [*env.examples(ROWS), *env.examples(ROWS, train=True)]
-        self._rows = {_words(row["prompt"]): row for row in rows}
-        self._lengths = sorted({len(words) for words in self._rows}, reverse=True)
+        self._rows = {_contents(row["prompt"]): row for row in rows}
+        self._lengths = sorted({len(contents) for contents in self._rows}, reverse=True)
 
     async def respond(self, request: Request) -> Response:
         """Respond with the scripted policy, given the dataset row whose prompt starts the conversation."""
-        words = _words(request.messages if request.text is None else request.text)
+        contents = _contents(request.messages if request.text is None else request.text)
         # The longest prompt first: a shorter one may be its beginning.
-        matches = (self._rows.get(words[:length]) for length in self._lengths)
+        matches = (self._rows.get(contents[:length]) for length in self._lengths)
         row = next((row for row in matches if row is not None), None)
         state = _RecordingState() if row is None else _RecordingState(input=row)
         try:
@@ -148,7 +148,8 @@ class ScriptedServerClient:
         await self.client.close()
 
 
-def _words(prompt: str | Sequence[JsonMapping]) -> tuple[tuple[str, str], ...]:
+def _contents(prompt: str | Sequence[JsonMapping]) -> tuple[tuple[str, str], ...]:
+    """Return the role and the text of each message, by which conversations are compared."""
     if isinstance(prompt, str):
         return (("text", prompt),)
     return tuple((message["role"], text_of(message)) for message in prompt)

@@ -67,9 +67,9 @@ def _usage(summary: JsonMapping, unit: str) -> list[str]:
             p50, p90, p99 = (human_seconds(quantiles[quantile]) for quantile in ("p50", "p90", "p99"))
             parts.append(f"{label}: {p50} (p90 {p90}, p99 {p99})")
     for role, used in summary.get("model_roles", {}).items():
-        tokens = f"{used['prompt_tokens']:,} prompt, {used['completion_tokens']:,} completion tokens"
-        cost = f", cost {cost_text(used['cost'])}" if "cost" in used else ""
-        parts.append(f"{role}: {used['calls']:,} calls, {tokens}{cost}")
+        role_tokens = f"{used['prompt_tokens']:,} prompt, {used['completion_tokens']:,} completion tokens"
+        role_cost = f", cost {cost_text(used['cost'])}" if "cost" in used else ""
+        parts.append(f"{role}: {used['calls']:,} calls, {role_tokens}{role_cost}")
     if "cost" in summary:
         cost = summary["cost"]
         parts.append(f"cost: {cost_text(cost['total'])}, {cost_text(cost['per_rollout'], 2)} per rollout")
@@ -116,10 +116,13 @@ def curves_table(metrics: Sequence[Mapping[str, float | None]], title: str) -> T
     table.add_column("", style="bold")
     table.add_column("first", justify="right")
     table.add_column("last", justify="right")
-    table.add_column(f"over {metrics[-1]['step'] if metrics else 0:g} steps")
+    steps = metrics[-1]["step"] if metrics else 0
+    table.add_column(f"over {steps:g} steps")
     rows = [with_derived(row) for row in metrics]
     for chart in panels(rows):
-        for metric in chart["curves"] if chart["in_table"] else ():
+        if not chart["in_table"]:
+            continue
+        for metric in chart["curves"]:
             values = [row[metric] for row in rows if metric in row]
             name = chart["title"] if metric.startswith(DERIVED) else metric
             table.add_row(name, number(values[0]), number(values[-1]), sparkline(values))
@@ -136,8 +139,8 @@ def rollout_text(record: RolloutRecord, title: str = "") -> str:
     facts.append(f"example {record.example_id}, rollout {record.rollout_index}")
     if record.scores is not None:
         scores = record.scores
-        parts = [f"{name} {value:.3g}" for name, value in {**scores.rewards, **scores.metrics}.items()]
-        facts.append(f"reward {scores.reward:.3g} ({', '.join(parts)})" if parts else f"{scores.reward:.3g}")
+        values = ", ".join(f"{name} {value:.3g}" for name, value in {**scores.rewards, **scores.metrics}.items())
+        facts.append(f"reward {scores.reward:.3g} ({values})" if values else f"reward {scores.reward:.3g}")
     if record.error is not None:
         facts.append(f"failed in {record.error.phase}: {record.error.type}: {record.error.message}")
     facts.append(f"stop condition {record.stop_condition}" + (", truncated" if record.is_truncated else ""))

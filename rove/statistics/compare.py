@@ -511,8 +511,9 @@ def difference_estimate(a: Estimate, b: Estimate) -> Estimate:
 
 
 def _verdict(
-    main: Difference, needed: int | None, only: tuple[int, int], names: tuple[str, str], differing: int
+    main: Difference, needed: int | None, only: tuple[int, int], names: tuple[str, str], num_differing: int
 ) -> str:
+    """Return the conclusion as a sentence; `only` has the numbers of examples that a single run has scored."""
     if main.examples:
         plural = "s" if main.examples > 1 else ""
         basis = f"on {main.examples:,} shared example{plural}"
@@ -526,7 +527,7 @@ def _verdict(
         return f"too few examples: {result}; an interval needs at least 2 examples"
     if math.isnan(main.low) and abs(main.difference) <= TOLERANCE:
         result = f"{main.name} is equal {basis}"
-    if main.examples and 0 < differing < FEWEST_DIFFERING:
+    if main.examples and 0 < num_differing < FEWEST_DIFFERING:
         return f"too few examples to determine a direction: {result}; at least {FEWEST_DIFFERING} examples must differ"
     available = main.examples or min(only)
     if available >= needed:

@@ -152,6 +152,7 @@ class Columns:
         self.varying_weights: set[str] = set()
         """Functions that have several weights, in different environments of a group."""
         self.reward = Column()
+        self._has_several_weights = False
         self._highest_weights = 0.0
         self._has_negative_weight = False
 
@@ -163,7 +164,7 @@ class Columns:
         weighted = [name for name in self.named if self.weights.get(name) or name in self.varying_weights]
         if any(self.named[name].low < 0.0 or self.named[name].high > 1.0 for name in weighted):
             return None
-        return self._highest_weights if self.varying_weights else sum(self.weights[name] for name in weighted)
+        return self._highest_weights if self._has_several_weights else sum(self.weights[name] for name in weighted)
 
     def add(self, key: str, scores: Scores) -> int:
         """Add the scores of a rollout of the example `key` and return the example's index."""
@@ -180,6 +181,8 @@ class Columns:
         return example
 
     def _add_weights(self, weights: Mapping[str, float]) -> None:
+        # Environments of a group may have different functions. Their weights must not be added up: no rollout has them all.
+        self._has_several_weights = bool(self.weights)
         self.varying_weights |= {name for name, weight in weights.items() if self.weights.get(name, weight) != weight}
         self.weights.update(weights)
         self._highest_weights = max(self._highest_weights, math.fsum(weights.values()))
@@ -294,8 +297,8 @@ class Tally:
             pass_threshold=self.pass_threshold,
             pass_at_k=any_of,
             pass_hat_k=all_of,
-            stops=self.stops,
-            errors=self.errors,
+            stops=dict(self.stops),  # copies, since later rollouts must not change this result
+            errors=dict(self.errors),
             prompt_tokens=self.usage.prompt_tokens,
             completion_tokens=self.usage.completion_tokens,
             tokens_per_rollout=TokenMeans(

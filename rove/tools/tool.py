@@ -110,8 +110,9 @@ class Tool:
 
     def _describe(self, message: str) -> str:
         """Return a validation error with the name of the argument first, and the options of an enum."""
-        text, _, path = message.partition(" - at `$.")
-        name = path.rstrip("`")
+        # "… - at `$.center.x`", or "… - at `key` in `$.sizes`" for a key of a dict.
+        located = re.fullmatch(r"(.*)(?: - at| in) `\$\.(.*)`", message, re.DOTALL)
+        text, name = located.groups() if located else (message, "")
         description = f"argument '{name}': {cut_quotation(text)}"
         if not text.startswith("Invalid enum value"):
             return description
@@ -168,8 +169,9 @@ def make_tool(
         )
     parameters = _parameters(func, name)
     hidden = frozenset([hidden] if isinstance(hidden, str) else hidden)
-    for hidden_name in sorted(hidden - parameters.keys()):
-        raise ConfigError(f"tool '{name}' has no argument '{hidden_name}' to hide; {nearest(hidden_name, parameters)}")
+    unknown = sorted(hidden - parameters.keys())
+    if unknown:
+        raise ConfigError(f"tool '{name}' has no argument '{unknown[0]}' to hide; {nearest(unknown[0], parameters)}")
     summary, described = read_docstring(inspect.getdoc(unwrapped(func)))
     visible = {key: parameter for key, parameter in parameters.items() if key not in hidden}
     hints = _hints(func, visible, name)
@@ -246,14 +248,14 @@ def _hints(func: Callable[..., object], parameters: Mapping[str, inspect.Paramet
             f"an annotation of tool '{name}' cannot be read ({type(error).__name__}: {error}); expected types that can be "
             "found in its module"
         ) from error
-    for key in (key for key in parameters if key not in resolved):
-        warnings.warn(
-            f"argument '{key}' of tool '{name}' has no annotation, so it accepts any JSON value; annotate it "
-            "(with Any if that is intended)",
-            stacklevel=2,
-        )
     hints: dict[str, object] = {}
     for key, parameter in parameters.items():
+        if key not in resolved:
+            warnings.warn(
+                f"argument '{key}' of tool '{name}' has no annotation, so it accepts any JSON value; annotate it "
+                "(with Any if that is intended)",
+                stacklevel=2,
+            )
         hint = resolved.get(key, Any)
         hints[key] = Optional[hint] if parameter.default is None else hint  # noqa: UP045  `hint` may be any object
     return hints
@@ -353,7 +355,7 @@ def as_content(value: object) -> str | list[JsonValue]:
         if to_list is not None:
             return to_list()
         if part is value:
-            raise TypeError
+            raise TypeError  # `str(value)` below, without the quotation marks of a JSON text
         return str(part)
 
     try:

@@ -86,7 +86,7 @@ def _first_and_last(history: History, name: str, window: int) -> tuple[float, fl
     return statistics.fmean(values[:window]), statistics.fmean(values[-window:])
 
 
-def _window_means(values: Sequence[float], window: int) -> list[float]:
+def window_means(values: Sequence[float], window: int) -> list[float]:
     """Return the means of all windows of consecutive values."""
     return [statistics.fmean(values[i : i + window]) for i in range(len(values) - window + 1)]
 
@@ -232,8 +232,7 @@ def _entropy_crash(history: History, limits: AlertLimits) -> str | None:
 
 
 def _reward_crash(history: History) -> str | None:
-    rows = [row for row in history if "reward/mean" in row]
-    rows = [row for row in rows if row.get("groups/all")]
+    rows = [row for row in history if "reward/mean" in row and row.get("groups/all")]
     is_zero_advantage = [zero_advantage_share(row) == 1 for row in rows]
     if len(rows) <= COLLAPSE_STEPS or not all(is_zero_advantage[-COLLAPSE_STEPS:]) or all(is_zero_advantage):
         return None
@@ -272,7 +271,7 @@ def loss_growth(history: History, limits: AlertLimits) -> Finding | None:
     if values[-1] <= MAX_PLAUSIBLE_LOSS:
         # The loss of a single batch varies: only the mean over some steps shows a trend.
         steps = limits.window
-        values = _window_means(values, steps)
+        values = window_means(values, steps)
         if len(values) < 2:
             return None
     last, best = values[-1], min(values)
@@ -291,7 +290,7 @@ def format_drift(history: History, limits: AlertLimits) -> Finding | None:
     names = set(chain.from_iterable(history[-limits.window :]))
     for name in sorted(filter(_is_format_score, names)):
         values = _values(history, name)
-        means = _window_means(values, limits.window)
+        means = window_means(values, limits.window)
         if not means:
             continue
         last, best = means[-1], max(means)
@@ -314,20 +313,21 @@ def _held_out_is_well(history: History, if_unknown: bool = True) -> bool:
     A measurement has not fallen if its 95% interval reaches that of the best.
 
     Args:
-        if_unknown: Result before the second measurement of a run with held-out evaluations.
+        if_unknown: Result if no held-out reward is known to do well, and one was measured only once.
     """
-    for name in sorted(set(chain.from_iterable(history))):
-        if not _is_held_out_reward(name):
-            continue
+    is_unknown = False
+    for name in filter(_is_held_out_reward, set(chain.from_iterable(history))):
         measured = [row for row in history if name in row]
         if len(measured) < 2:
-            return if_unknown
+            is_unknown = True
+            continue
+        first, newest = measured[0], measured[-1]
         best = max(measured, key=lambda row: row[name])
-        newest = measured[-1]
-        (low, _), (_, high) = interval_of(best, name), interval_of(newest, name)
-        if newest[name] > measured[0][name] and high >= low:
+        lowest_best, _ = interval_of(best, name)
+        _, highest_newest = interval_of(newest, name)
+        if newest[name] > first[name] and highest_newest >= lowest_best:
             return True
-    return False
+    return is_unknown and if_unknown
 
 
 def held_out_flat(history: History, limits: AlertLimits) -> Finding | None:

@@ -243,14 +243,14 @@ def turn_rewards(group: Sequence[RolloutRecord], truncated: str = "keep") -> lis
     A turn without a reward gets 0, and the rollout's own reward is added to its last turn. With "zero", every turn of a truncated
     rollout gets 0.
     """
-    factors = [0.0 if truncated == "zero" and record.is_truncated else 1.0 for record in group]
-    # Rewards of turns add to the reward of the rollout: docs/decisions/turn_rewards.md.
     steps = chain.from_iterable(record.steps for record in group)
-    if all(step.reward is None for step in steps):
-        return [[factor * (record.reward or 0.0)] for record, factor in zip(group, factors, strict=True)]
+    has_turn_rewards = any(step.reward is not None for step in steps)
     earned: list[list[float]] = []
-    for record, factor in zip(group, factors, strict=True):
-        earned.append([factor * reward for reward in rewards_by_turn(record)])
+    for record in group:
+        # Rewards of turns add to the reward of the rollout: docs/decisions/turn_rewards.md.
+        rewards = rewards_by_turn(record) if has_turn_rewards else [record.reward or 0.0]
+        factor = 0.0 if truncated == "zero" and record.is_truncated else 1.0
+        earned.append([factor * reward for reward in rewards])
     return earned
 
 

@@ -223,13 +223,13 @@ class StepExamples:
     def take(self, count: int) -> list[int]:
         """Return the next `count` examples that are not skipped; after a full round of skipped examples, no more are skipped."""
         taken: list[int] = []
-        passed: list[int] = []
+        skipped_before = self.skipped
         while len(taken) < count:
             index = next(self._candidates)
             self.position += 1
             # After a whole round of skipped examples, all would be skipped, and the loop would not end.
-            if len(passed) < self.size and self.difficulty.skips(index, self.number):
-                passed.append(index)
+            may_skip = self.skipped - skipped_before < self.size
+            if may_skip and self.difficulty.skips(index, self.number):
                 self.skipped += 1
             else:
                 taken.append(index)

@@ -19,6 +19,7 @@ from rove.runs.metrics import interval_of, zero_advantage_share
 from rove.runs.run import Run
 from rove.statistics.compare import Difference
 from rove.statistics.format import interval, signed
+from rove.train.alerts import window_means
 from rove.train.drift import measurements_of, unrewarded_growth
 from rove.train.predictability import merged_symbols, prompts_are_related
 from rove.train.sequences import sequences_of
@@ -131,9 +132,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         row: the highest of many measurements is a lucky one.
         """
         rewards = _sampled_rewards(history)
-        count = min(len(rewards), LEARNED_MEASUREMENTS)
-        means = [statistics.fmean(rewards[i : i + count]) for i in range(len(rewards) - count + 1)] if count else []
-        return bool(means) and max(means) > self.weakest + LEARNED_SHARE * (self.best - self.weakest)
+        if not rewards:
+            return False
+        means = window_means(rewards, min(len(rewards), LEARNED_MEASUREMENTS))
+        return max(means) > self.weakest + LEARNED_SHARE * (self.best - self.weakest)
 
 
 def with_teacher_data(task: Task, renderer: Renderer, run: Run, min_reward: float | None) -> Task:
@@ -377,7 +379,7 @@ def _rl_obstacles(history: History, task: Task, steps: int | None) -> list[Findi
     if len(trained) < WINDOW:
         return []
     rewards = [row["reward/mean"] for row in trained]
-    means = [statistics.fmean(rewards[i : i + WINDOW]) for i in range(len(rewards) - WINDOW + 1)]
+    means = window_means(rewards, WINDOW)
     held_out = _sampled_rewards(history)
     # Whether the first held-out reward is that of the initial weights.
     is_measured = bool(held_out) and history[0]["step"] == 0
@@ -419,15 +421,22 @@ def _collapsed(
     start, reward = rewards[0], means[-1]
     # Includes the reward before the first update: if that update causes the fall, every window is low.
     best = max(start, *means)
+    if best - reward <= MAX_REWARD_DROP * reward_range:
+        return None
     # The examples of a step may be harder by chance, and the model may forget training examples that it had memorized: the
     # held-out reward must have fallen too. Without a measurement of the initial weights, `start` stands for it.
-    initial = [] if is_measured else [start]
-    has_fallen = held_out and max([*initial, *held_out]) - held_out[-1] > MAX_REWARD_DROP / 2 * reward_range
-    if not has_fallen or not held_out_has_fallen(history) or best - reward <= MAX_REWARD_DROP * reward_range:
+    if not held_out or not held_out_has_fallen(history):
+        return None
+    best_held_out = max(held_out) if is_measured else max(start, *held_out)
+    if best_held_out - held_out[-1] <= MAX_REWARD_DROP / 2 * reward_range:
         return None
     near_best = [index for index, mean in enumerate(means) if mean >= best - SAME_REWARD * reward_range]
     steps = len(means) - 1 - near_best[-1] if near_best else len(rewards) - 1
-    return _collapse(f"the mean reward fell from {best:.3f} to {reward:.3f} in {steps} steps", steps)
+    text = f"the mean reward fell from {best:.3f} to {reward:.3f} in {steps} steps"
+    if steps <= SUDDEN_STEPS:
+        text += ": the updates are too large"
+        return Finding("learning_rate", text, remedy="lower rl.learning_rate to a third or a tenth")
+    return Finding("collapse", text)
 
 
 def _memorized_in_rl(reward: float, held_out: float | None, task: Task) -> Finding | None:
@@ -454,15 +463,16 @@ def held_out_has_risen(history: History) -> bool:
 def held_out_has_fallen(history: History) -> bool:
     """Return whether the 95% interval of the newest held-out reward is below that of the highest one.
 
-    The highest of many measurements is a lucky one, so a difference of their means proves little.
+    The highest of many measurements is a lucky one, so a difference of their means proves little. For a single measurement,
+    return True: the caller compares it with the first training reward.
     """
     measured = [row for row in history if SAMPLED_REWARD in row]
-    if not measured:
-        return False
+    if len(measured) < 2:
+        return bool(measured)
     best = max(measured, key=lambda row: row[SAMPLED_REWARD])
-    (low, _), (_, high) = interval_of(best, SAMPLED_REWARD), interval_of(measured[-1], SAMPLED_REWARD)
-    # A single measurement is compared with the first training reward only.
-    return len(measured) == 1 or high < low
+    lowest_best, _ = interval_of(best, SAMPLED_REWARD)
+    _, highest_newest = interval_of(measured[-1], SAMPLED_REWARD)
+    return highest_newest < lowest_best
 
 
 def _saturated(initial_reward: float, first_steps: History, task: Task) -> Finding | None:
@@ -501,7 +511,8 @@ def after_rl(history: History, task: Task, gain: Difference) -> list[Finding]:
         f"from {gain.a:.3f} to {gain.b:.3f}; the highest reward is {highest:.3f}"
     )
     entropies = [row["entropy/all/mean"] for row in trained if "entropy/all/mean" in row]
-    first, later = (statistics.fmean(part or [0.0]) for part in (entropies[:5], entropies[5:]))
+    first = statistics.fmean(entropies[:WINDOW] or [0.0])
+    later = statistics.fmean(entropies[WINDOW:] or [0.0])
     equal = zero_advantage_share(*trained) or 0.0
     # First, since the entropy is that of the groups with an advantage only.
     if equal > FEW_ADVANTAGES:
@@ -593,10 +604,3 @@ def _no_progress(history: History, means: Sequence[float], task: Task, steps: in
         "of the groups have zero advantage"
     )
     return [Finding("no_progress", text)]
-
-
-def _collapse(text: str, steps: int) -> Finding:
-    if steps <= SUDDEN_STEPS:
-        text += ": the updates are too large"
-        return Finding("learning_rate", text, remedy="lower rl.learning_rate to a third or a tenth")
-    return Finding("collapse", text)

@@ -94,14 +94,17 @@ def stop_reason(history: Sequence[Mapping[str, float]], goal: Goal) -> str | Non
         return None
     if goal.target is not None and goal.is_as_good(best.value, goal.target):
         return f"{goal.metric} has reached {goal.target:g}: it was {best.value:g} after step {best.step}"
-    if goal.patience is not None and is_saturated(history, best):
+    if goal.patience is None:
+        return None
+    if is_saturated(history, best):
         return (
             f"{goal.metric} has not been better than {best.value:g} for {best.since} measurements, and the rewards of nearly "
             f"all groups in the last {SATURATED_STEPS} steps are equal"
         )
-    since_fall = _measurements_after(history, goal, _last_fall(history))
+    last_fall = _last_fall(history)
+    since_fall = sum(row["step"] > last_fall and goal.metric in row for row in history)
     since = min(best.since, since_fall)
-    if goal.patience is None or since < goal.patience:
+    if since < goal.patience:
         return None
     text = f"{goal.metric} has not been better than {best.value:g} for {best.since} measurements"
     if since < best.since:
@@ -139,10 +142,6 @@ def _last_fall(history: Sequence[Mapping[str, float]]) -> int:
         if loss is not None and loss < lowest * (1 - MIN_LOSS_FALL):
             lowest, step = loss, int(row["step"])
     return step
-
-
-def _measurements_after(history: Sequence[Mapping[str, float]], goal: Goal, step: int) -> int:
-    return sum(row["step"] > step and goal.metric in row for row in history)
 
 
 def count_falls(history: Sequence[Mapping[str, float]], goal: Goal) -> int:

@@ -57,24 +57,23 @@ def split_held_out(available: int | None, table: int, has_seed: bool) -> HeldOut
         table: Number of examples that the table requests.
         has_seed: Whether the environment has an argument `seed` that generates other examples.
     """
-    needed = SELECTION_ROLLOUTS + table
-    if has_seed and (available is None or available >= needed):
+    has_enough = available is None or available >= SELECTION_ROLLOUTS + table
+    if has_seed and has_enough:
         text = "The evaluations in training, which choose the weights, use examples of another seed."
         return HeldOut(SELECTION_ROLLOUTS, table, 0, True, text)
-    if available is None:
-        selection = SELECTION_ROLLOUTS
-        few = ""
-    elif available < FEWEST_SPLIT:
+    if available is not None and available < FEWEST_SPLIT:
         text = (
             f"There are only {available:,}: the evaluations in training, which choose the weights, use all of them, too. The "
             "table has other random seeds, but its values may be too high for new examples. Add examples."
         )
         return HeldOut(available, available, 0, False, text)
-    else:
-        selection = min(SELECTION_ROLLOUTS, int(SELECTION_SHARE * available))
+    selection = SELECTION_ROLLOUTS
+    if available is not None:
+        selection = min(selection, int(SELECTION_SHARE * available))
         table = min(table, available - selection)
-        few = f" There are only {available:,} examples." if available < needed else ""
-    text = f"The first {selection:,} examples choose the weights in training; the table uses others.{few}"
+    text = f"The first {selection:,} examples choose the weights in training; the table uses others."
+    if not has_enough:
+        text += f" There are only {available:,} examples."
     return HeldOut(selection, table, selection, False, text)
 
 

@@ -92,8 +92,10 @@ class TokenStats:
     """Records log-probabilities and entropies of the trained tokens of some rollouts during a step."""
 
     def __init__(self, samples: Sequence[TrainingSequence], count: int, seed: int):
-        trained = sorted({(s.origin.example_key, s.origin.rollout_index) for s in samples if s.origin is not None})
-        self.chosen = set(random.Random(seed).sample(trained, min(count, len(trained))))
+        origins = [sequence.origin for sequence in samples if sequence.origin is not None]
+        # Sorted, so that the choice depends on the seed only.
+        rollouts = sorted({(origin.example_key, origin.rollout_index) for origin in origins})
+        self.chosen = set(random.Random(seed).sample(rollouts, min(count, len(rollouts))))
         """Example key and rollout index of each chosen rollout."""
         self.records: list[tuple[TrainingSequence, torch.Tensor, torch.Tensor]] = []
 

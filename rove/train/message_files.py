@@ -163,11 +163,12 @@ def _conversation(source: str, row: Any) -> Conversation:
     if not isinstance(system, str):
         raise ConfigError(f"'system' is {short_repr(system)}; expected a text")
     if listed:
-        messages = _with_system(system, _messages(_from_json(columns[listed[0]], listed[0]), listed[0]))
-        options["sampled_messages"] = _take_weights(messages)
-        prompt_length = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
-        key = _key(columns, messages[:prompt_length])
-        return Conversation(messages, example_key=key, **options)
+        [name] = listed
+        messages = _with_system(system, _messages(_from_json(columns[name], name), name))
+        sampled = _take_weights(messages)
+        first_response = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
+        key = _key(columns, messages[:first_response])
+        return Conversation(messages, sampled_messages=sampled, example_key=key, **options)
     prompt, completion = columns["prompt"], columns["completion"]
     if isinstance(prompt, str) and isinstance(completion, str):
         if system:
@@ -184,8 +185,9 @@ def _conversation(source: str, row: Any) -> Conversation:
         raise ConfigError("'prompt' and 'completion' must both be texts, or both be lists of messages")
     prompt = _with_system(system, _messages(prompt, "prompt", needs_assistant=False))
     messages = [*prompt, *_messages(completion, "completion")]
-    options["sampled_messages"] = _take_weights(messages)
-    return Conversation(messages, example_key=_key(columns, prompt), prompt_length=len(prompt), **options)
+    sampled = _take_weights(messages)
+    key = _key(columns, prompt)
+    return Conversation(messages, sampled_messages=sampled, example_key=key, prompt_length=len(prompt), **options)
 
 
 def _with_system(system: str, messages: list[JsonObject]) -> list[JsonObject]:

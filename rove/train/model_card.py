@@ -118,14 +118,15 @@ def _card(
         "license of the base model": base.get("license_name") or base.get("license") or "unknown",
         **_data_facts(run, config, summary),
         "weights": _weights(kept_step, summary),
-        **{name: _public_json(value) for name, value in _settings(config)},
+        **{setting: _public_json(value) for setting, value in _settings(config)},
         "software": _software(run),
     }
     front_matter = data.to_yaml().rstrip("\n")  # pyright: ignore[reportUnknownMemberType]
     lines = ["---", front_matter, "---", "", f"# {subject}", "", "## Training", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {cell(value)} |" for name, value in facts.items()]
+    lines += [f"| {label} | {cell(value)} |" for label, value in facts.items()]
     lines += ["", "## Results", "", *_results(run, summary, measurements, kept_step, measured_in_training)]
-    lines += [line for note in notes for line in ("", f"Note: {cell(note)}")]
+    for note in notes:
+        lines += ["", f"Note: {cell(note)}"]
     lines += ["", "## Use", "", *_usage(config, library, folder), ""]
     return "\n".join(lines)
 
@@ -200,12 +201,14 @@ def _evaluations(run: Run, config: TrainingConfig, kept_step: int) -> list[Measu
     for evaluation, version in zip(config.evaluation, versions, strict=True):
         prefix = f"eval/{evaluation.label}/reward/"
         condition = f"{evaluation.label}, temperature {evaluation.temperature:g}"
-        for step, model in {0: "before training", kept_step: f"after step {kept_step}"}.items():
+        for step in sorted({0, kept_step}):
+            model = "before training" if step < kept_step else f"after step {kept_step}"
             row = rows.get(step, {})
-            if f"{prefix}mean" in row:
-                estimate = {"mean": row[f"{prefix}mean"]}
-                estimate |= {name: row.get(f"{prefix}interval_{name}") for name in ("low", "high")}
-                measurements.append(Measurement(model, str(version), condition, {"reward": estimate}))
+            if f"{prefix}mean" not in row:
+                continue
+            low, high = row.get(f"{prefix}interval_low"), row.get(f"{prefix}interval_high")
+            estimate = {"mean": row[f"{prefix}mean"], "low": low, "high": high}
+            measurements.append(Measurement(model, str(version), condition, {"reward": estimate}))
     return measurements
 
 

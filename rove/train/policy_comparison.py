@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 
 import msgspec
 
@@ -171,20 +171,21 @@ def _with_reward(result: PolicyResult) -> str:
 def longest_response(renderer: Renderer, items: Iterable[RolloutRecord | Conversation]) -> int:
     """Return the number of tokens in the longest response, including tool calls and the end of the turn."""
     longest = 0
-    for item in items:
-        if item.is_text:
-            conversations = [item] if isinstance(item, Conversation) else conversations_of(item)
-            masks: list[list[bool]] = []
-            for conversation in conversations:
-                masks += [sequence.mask for sequence in sequences_from_conversation(renderer, conversation, None)]
-        else:
-            messages = item.messages if isinstance(item, Conversation) else [*item.prompt, *item.completion]
-            masks = [mask for _, mask in renderer.training_branches(messages, item.tools)]
-        for mask in masks:
-            for is_sampled, run in groupby(mask):
-                if is_sampled:
-                    longest = max(longest, sum(1 for _ in run))
+    for mask in chain.from_iterable(_masks(renderer, item) for item in items):
+        lengths = [len(list(run)) for is_sampled, run in groupby(mask) if is_sampled]
+        longest = max([longest, *lengths])
     return longest
+
+
+def _masks(renderer: Renderer, item: RolloutRecord | Conversation) -> list[list[bool]]:
+    """Return, for each token sequence of a rollout or conversation, whether each of its tokens is sampled."""
+    if not item.is_text:
+        messages = item.messages if isinstance(item, Conversation) else [*item.prompt, *item.completion]
+        return [mask for _, mask in renderer.training_branches(messages, item.tools)]
+    masks: list[list[bool]] = []
+    for conversation in [item] if isinstance(item, Conversation) else conversations_of(item):
+        masks += [sequence.mask for sequence in sequences_from_conversation(renderer, conversation, None)]
+    return masks
 
 
 def turn_limit(renderer: Renderer, items: Iterable[RolloutRecord | Conversation]) -> int:

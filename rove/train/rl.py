@@ -66,8 +66,8 @@ async def train_rl(
         env: Environment that `config.env` names.
         loaded: Model to train, in place.
         run: Started run folder.
-        on_step, on_alert: `on_step` is called with the number and metrics of every step, `on_alert` with every new
-        alert.
+        on_step: Called with the number and metrics of every step.
+        on_alert: Called with every new alert.
         on_sample: Called every `show_every` steps with the step and a random rollout.
         on_progress: Called with the progress within a step: rollouts and micro-batches.
         ranks: Processes that train together. This process is the first; the other processes call `follow_rl`.
@@ -282,7 +282,7 @@ class _Loop:
         self.run.append_metrics(row)
         return row
 
-    def end_step(self, row: Mapping[str, float], has_fallen: bool, is_best: bool) -> None:
+    def end_step(self, row: Mapping[str, float], has_fallen: bool, has_new_best: bool) -> None:
         """Return to the best weights if the reward of this step fell. Save a checkpoint then, before the weights of this step
         are saved as the best, and whenever one is due.
         """
@@ -295,7 +295,7 @@ class _Loop:
             )
             logger.warning(text, self.config.keep_best, row[str(self.config.keep_best)], step, self.config.lr_backoff)
         # Without a checkpoint after a fall, a run resumed from an older one could find newer weights in checkpoints/best.
-        if has_fallen or is_best or step % self.config.checkpoint_every == 0:
+        if has_fallen or has_new_best or step % self.config.checkpoint_every == 0:
             self.checkpoint(step)
 
     def checkpoint(self, step: int) -> None:

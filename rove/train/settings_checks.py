@@ -57,7 +57,7 @@ def check_settings(config: RLConfig) -> Iterator[Finding]:
         yield Finding("settings", str(error))
         return
     yield check_batch(config.batch_size, config.steps)
-    yield from check_groups(config)
+    yield check_groups(config)
     is_usual = MIN_TEMPERATURE <= config.temperature <= MAX_TEMPERATURE
     yield Finding("sampling", f"temperature {config.temperature:g}", OK if is_usual else MEDIUM)
     yield check_schedule(config.steps, config.warmup_steps, config.checkpoint_every, config.loss.entropy_bonus)
@@ -75,20 +75,16 @@ def check_batch(batch_size: int, steps: int) -> Finding:
     return Finding("batch", text, OK if batch_size >= MIN_BATCH else MEDIUM)
 
 
-def check_groups(config: RLConfig) -> Iterator[Finding]:
+def check_groups(config: RLConfig) -> Finding:
     """Check the size and number of groups."""
     groups, size = config.groups, config.rollouts_per_example
     text = f"{groups} groups of {size}"
     if size < MIN_GROUP_SIZE:
-        yield Finding(
-            "groups",
-            f"{text}; small groups often have equal rewards and teach nothing",
-            remedy="rollouts_per_example 8",
-        )
-    elif groups < MIN_GROUPS and config.steps >= FEW_STEPS:
-        yield Finding("groups", f"{text}; a step has few examples")
-    else:
-        yield Finding("groups", text, OK)
+        text += "; small groups often have equal rewards and teach nothing"
+        return Finding("groups", text, remedy="rollouts_per_example 8")
+    if groups < MIN_GROUPS and config.steps >= FEW_STEPS:
+        return Finding("groups", f"{text}; a step has few examples")
+    return Finding("groups", text, OK)
 
 
 def check_schedule(steps: int, warmup_steps: int, checkpoint_every: int, entropy_bonus: float) -> Finding:

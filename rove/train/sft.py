@@ -62,8 +62,8 @@ def train_sft(
         data: Conversations to train on, or their source.
         loaded: Model to train, in place.
         on_step: Called with the number of every step, the maximum number of steps, and its metrics.
-        on_alert, on_progress: `on_alert` is called with every new alert, `on_progress` with the progress of
-        tokenization and within a step.
+        on_alert: Called with every new alert.
+        on_progress: Called with the progress of tokenization and within a step.
         ranks: Processes that train together. This process is the first; the other processes call `follow_sft`.
 
     Returns:
@@ -84,7 +84,10 @@ def train_sft(
     for notice in [*notices, *reasoning_notices(loaded.renderer, tokenized, config)]:
         logger.warning(notice)
     training, held_out = split(tokenized, config)
-    evaluations = _evaluations(config, loaded, run, on_progress)
+    client = EngineClient.from_model(loaded) if config.evaluation else None
+    evaluations = HeldOutEvaluations(
+        config.evaluation, client, run, config.env_dir, config.seed, on_progress=on_progress
+    )
     step = resume(group, run)
     history, goal = run.metrics(), config.goal
     stopped = stop_reason(history, goal)
@@ -136,11 +139,6 @@ def _overlong_counts(tokenized: Sequence[TokenizedConversation], config: SFTConf
     if config.overlong == "drop":
         return {"overlong_conversations": len(truncated_tokens)}
     return {"truncated_tokens": sum(truncated_tokens)}
-
-
-def _evaluations(config: SFTConfig, loaded: LoadedModel, run: Run, on_progress: OnProgress) -> HeldOutEvaluations:
-    client = EngineClient.from_model(loaded) if config.evaluation else None
-    return HeldOutEvaluations(config.evaluation, client, run, config.env_dir, config.seed, on_progress=on_progress)
 
 
 def _save_final(config: SFTConfig, run: Run, loaded: LoadedModel, summary: JsonMapping) -> Path:

@@ -100,7 +100,9 @@ def scatter_weights(weights: Mapping[str, torch.Tensor], model: torch.nn.Module)
     """Copy unsharded weights, which every process has, to the shards of a model."""
     for name, parameter in trainable_parameters(model).items():
         assert isinstance(parameter, DTensor)
-        parameter.data.copy_(_part(weights[name].detach(), parameter))
+        whole = weights[name].detach().to(parameter.device)
+        part = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        parameter.data.copy_(part)
 
 
 def scatter_optimizer(state: Mapping[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -116,10 +118,6 @@ def scatter_optimizer(state: Mapping[str, Any], model: torch.nn.Module, optimize
     moments = {name_of_number[number]: values for number, values in state["state"].items()}
     named: dict[str, Any] = {"state": moments, "param_groups": groups}
     set_optimizer_state_dict(model, optimizer, named, options=StateDictOptions(full_state_dict=True))
-
-
-def _part(tensor: torch.Tensor, like: DTensor) -> DTensor:
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def write_shards(path: Path, model: torch.nn.Module, optimizer: Any, reference: Any | None) -> None:

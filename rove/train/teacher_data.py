@@ -78,8 +78,8 @@ def unseen_answers(training: Run, held_out: Run, min_reward: float | None) -> tu
         for message in record.completion:
             if message["role"] == "assistant":
                 texts.update(_texts(message))
-    new = Counter(record.answer for record in held_out.finished() if record.answer)
-    if new.total() < MIN_REPEATS * len(new) or not new:
+    held_out_answers = Counter(record.answer for record in held_out.finished() if record.answer)
+    if not held_out_answers or held_out_answers.total() < MIN_REPEATS * len(held_out_answers):
         return None
     responses = "\n".join(texts)
     words = set(re.findall(r"\w+", responses))
@@ -87,13 +87,14 @@ def unseen_answers(training: Run, held_out: Run, min_reward: float | None) -> tu
     def is_missing(answer: str) -> bool:
         if answer.isalnum():  # such an answer counts only as a whole word: "1" is not in "12"
             return answer not in words
-        return answer not in responses and _escaped(answer) not in responses
+        escaped = json.dumps(answer)[1:-1]  # as in the arguments of tool calls
+        return answer not in responses and escaped not in responses
 
-    missing = set(filter(is_missing, {*new, *trained_answers}))
+    missing = set(filter(is_missing, {*held_out_answers, *trained_answers}))
     # The responses of this task do not contain the answers, so nothing follows from a missing one.
     if len(missing & trained_answers) > len(trained_answers) / 2:
         return None
-    return len(missing & new.keys()), len(new)
+    return len(missing & held_out_answers.keys()), len(held_out_answers)
 
 
 def _texts(message: JsonMapping) -> Iterator[str]:
@@ -104,11 +105,6 @@ def _texts(message: JsonMapping) -> Iterator[str]:
         yield str(call["function"]["arguments"])
 
 
-def _escaped(text: str) -> str:
-    """Return a text as it is written in JSON."""
-    return json.dumps(text)[1:-1]
-
-
 def measure_token_classes(model: Path, training: Run, held_out: Run, min_reward: float | None) -> list[TokenClass]:
     """Return a trained model's losses on the teacher's tokens by class.
 
@@ -117,12 +113,11 @@ def measure_token_classes(model: Path, training: Run, held_out: Run, min_reward:
     """
     loaded = load_model(str(model), "cpu")
     renderer = loaded.renderer
-    parts = [
-        sequences_of(renderer, islice(good_rollouts(run, min_reward), MAX_CONVERSATIONS))
-        for run in (training, held_out)
-    ]
+    trained_rollouts = islice(good_rollouts(training, min_reward), MAX_CONVERSATIONS)
+    held_out_rollouts = islice(good_rollouts(held_out, min_reward), MAX_CONVERSATIONS)
+    sequences = sequences_of(renderer, trained_rollouts), sequences_of(renderer, held_out_rollouts)
     engine = EngineClient.from_model(loaded).engine
-    return token_classes(parts[0], parts[1], engine.score, renderer.decode)
+    return token_classes(*sequences, engine.score, renderer.decode)
 
 
 def good_rollouts(run: Run, min_reward: float | None) -> Iterator[RolloutRecord]:
@@ -148,9 +143,9 @@ def token_classes(
         for position in _sampled(sequence):
             occurrences.update(_contexts(sequence, position))
     frequencies: dict[Context, Counter[int]] = defaultdict(Counter)
-
-    def losses_of(sequences: Sequence[TrainingSequence]) -> dict[Context, list[float]]:
-        losses: dict[Context, list[float]] = defaultdict(list)
+    training_losses: dict[Context, list[float]] = defaultdict(list)
+    held_out_losses: dict[Context, list[float]] = defaultdict(list)
+    for sequences, losses in ((training, training_losses), (held_out, held_out_losses)):
         for sequence in sequences:
             logprobs = score(sequence.ids)
             for position in _sampled(sequence):
@@ -159,10 +154,6 @@ def token_classes(
                 context = frequent[0] if frequent else contexts[-1]
                 frequencies[context][sequence.ids[position]] += 1
                 losses[context].append(-logprobs[position - 1])
-        return losses
-
-    training_losses = losses_of(training)
-    held_out_losses = losses_of(held_out)
     classes: list[TokenClass] = []
     for context, counts in sorted(frequencies.items(), key=lambda item: -item[1].total()):
         if not training_losses[context] or not held_out_losses[context]:

@@ -19,9 +19,8 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine like `asyncio.run`, but react to Ctrl-C immediately.
 
     asyncio alone cancels `main` only at its next await, and until then a batch of sampled tokens or a training step may run for
-    long.
-    Here, Ctrl-C also interrupts the running Python code. `main` then cleans up; a second Ctrl-C interrupts the cleanup. Only the
-    main thread receives signals, so in any other thread this function is the same as `asyncio.run`.
+    long. Here, Ctrl-C also interrupts the running Python code. `main` then cleans up; a second Ctrl-C interrupts the cleanup.
+    Only the main thread receives signals, so in any other thread this function is the same as `asyncio.run`.
     """
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(main)
@@ -65,14 +64,18 @@ def _has_started(task: asyncio.Task[Any]) -> bool:
     return not inspect.iscoroutine(coroutine) or inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED
 
 
-def outside_event_loop(call: Callable[[], T]) -> T:
-    """Call a function that runs its own event loops; in a new thread if this one already runs an event loop, as in a notebook."""
+def in_event_loop() -> bool:
+    """Return whether an event loop runs in this thread, as in a notebook."""
     try:
         asyncio.get_running_loop()
-        has_loop = True
     except RuntimeError:
-        has_loop = False
-    if not has_loop:  # not in the handler above, whose exception would stand in front of each error of the call
+        return False
+    return True
+
+
+def outside_event_loop(call: Callable[[], T]) -> T:
+    """Call a function that runs its own event loops; in a new thread if this one already runs an event loop, as in a notebook."""
+    if not in_event_loop():
         return call()
     results: list[T] = []
     errors: list[BaseException] = []

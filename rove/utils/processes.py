@@ -63,8 +63,7 @@ def keep_freed_memory() -> None:
     """Make the C library keep freed memory for reuse, if it supports this (GNU); `trim_heap` returns the memory.
 
     By default, the memory of every large tensor returns to the system as soon as the tensor is freed, and the system clears the
-    pages
-    of the next tensor. This took a third of the CPU time of training a model of 135 M parameters.
+    pages of the next tensor. This took a third of the CPU time of training a model of 135 M parameters.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     # Older versions refuse large thresholds. With M_TRIM_THRESHOLD alone, even more memory would be returned.

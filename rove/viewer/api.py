@@ -289,15 +289,14 @@ def rollout(store: RunStore, params: QueryParams) -> JsonObject:
     advantage = None if content["reward"] is None or mean is None else content["reward"] - mean
     group_member = (content["example_key"], content["rollout_index"])
     annotation = index.annotations.rollouts.get((content["step"], *group_member), Annotation())
-    trained = {
-        (statistics.example_key, statistics.rollout_index): statistics
-        for statistics in store.tokens(name, content["step"])
-    }
-    trained_tokens = trained.get(group_member)
-    if trained_tokens is not None:
-        add_trained(content["tokens"], trained_tokens)
-    with_tokens = queries.rows(index, _lines_of(index, content["step"], [] if trained_tokens else list(trained)))
-    details = {"line": number, "size": len(line), "advantage": advantage, "members": members, "kept": with_tokens}
+    trained = {(entry.example_key, entry.rollout_index): entry for entry in store.tokens(name, content["step"])}
+    lines_with_tokens: list[int] = []
+    if group_member in trained:
+        add_trained(content["tokens"], trained[group_member])
+    else:
+        lines_with_tokens = _lines_of(index, content["step"], list(trained))
+    kept = queries.rows(index, lines_with_tokens)
+    details = {"line": number, "size": len(line), "advantage": advantage, "members": members, "kept": kept}
     return {**content, **details, "tags": annotation.tags, "note": annotation.note}
 
 
@@ -335,15 +334,13 @@ def group(store: RunStore, params: QueryParams) -> JsonObject:
     """
     index, progress = store.index(params.text("run"), READ_TIMEOUT_S)
     number, other_run = params.integer("line"), params.text("with", "")
-    first = group_of(_line(index, progress, number))
-    members: list[tuple[Index, Progress, JsonObject]]
+    example_key, step = group_of(_line(index, progress, number))
+    own_rows = queries.rows(index, [number]) if other_run else _group_members(index, example_key, step)
+    members = [(index, progress, row) for row in own_rows]
     if other_run:
-        other_index = store.index(other_run, READ_TIMEOUT_S)
-        members = [(index, progress, row) for row in queries.rows(index, [number])]
-        if other_index[1].size:
-            members += [(*other_index, {**row, "run": other_run}) for row in _example_rows(other_index[0], first[0])]
-    else:
-        members = [(index, progress, row) for row in _group_members(index, *first)]
+        other_index, other_progress = store.index(other_run, READ_TIMEOUT_S)
+        other_rows = _example_rows(other_index, example_key) if other_progress.size else []
+        members += [(other_index, other_progress, {**row, "run": other_run}) for row in other_rows]
     described, completions = [], []
     for member_index, member_progress, row in members[:MAX_GROUP_MEMBERS]:
         line = _line(member_index, member_progress, row["line"])

@@ -126,11 +126,8 @@ async def _search(request: web.Request, store: RunStore) -> web.StreamResponse:
             await reply.write_eof()
         return reply
     except TimeoutError:
-        await reply.write(
-            msgspec.json.encode(
-                {"error": f"the search of one line took more than {SEARCH_TIMEOUT_S:.0f} s; try a simpler pattern"}
-            )
-        )
+        message = f"the search of one line took more than {SEARCH_TIMEOUT_S:.0f} s; try a simpler pattern"
+        await reply.write(msgspec.json.encode({"error": message}))
         return reply
     finally:
         if process.returncode is None:
@@ -208,12 +205,10 @@ def _error_of(error: Exception) -> tuple[int, str, JsonObject]:
         return 403, str(error), {}
     if isinstance(error, ConfigError):
         return 400, str(error), {}
-    if isinstance(error, (RunError, OSError)):
-        return (
-            404,
-            str(error) if isinstance(error, RunError) else f"a file of the run cannot be read: {error.strerror}",
-            {},
-        )
+    if isinstance(error, RunError):
+        return 404, str(error), {}
+    if isinstance(error, OSError):
+        return 404, f"a file of the run cannot be read: {error.strerror}", {}
     if isinstance(error, (OverflowError, RecursionError, MemoryError)):
         return 404, f"this run holds values that are too large or nested too deep to show ({type(error).__name__})", {}
     logger.error("a request failed", exc_info=error)

@@ -32,7 +32,8 @@ def compare_runs(a: Index, b: Index, value: str, names: tuple[str, str], compari
     result = msgspec.to_builtins(comparison)
     for mover in (*result["up"], *result["down"]):
         mover["lines"] = [_lowest(index, mover["example_key"]) for index in (a, b)]
-        [(mover["question"],)] = b.query("SELECT text FROM questions WHERE line = ?", [mover["lines"][1]])
+        [(question,)] = b.query("SELECT text FROM questions WHERE line = ?", [mover["lines"][1]])
+        mover["question"] = question
     corrected = _corrected(comparison.main, comparisons)
     if corrected is not None and _are_binary(a, value) and _are_binary(b, value):
         # As in `compare`: a difference of two shares is between −1 and 1.

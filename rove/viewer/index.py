@@ -457,13 +457,9 @@ def _scalars(listed: RolloutListing) -> Iterator[object]:
         if abs(number) >= 1 << 53:  # the browser could not show it exactly
             raise ValueError(f"not a rollout record: {number} is too large for a count")
     error = listed.error
-    yield from (
-        utf8_text(listed.example_key),
-        listed.example_id,
-        listed.rollout_index,
-        listed.step,
-        utf8_text(listed.env_id),
-    )
+    yield utf8_text(listed.example_key)
+    yield from (listed.example_id, listed.rollout_index, listed.step)
+    yield utf8_text(listed.env_id)
     yield listed.reward
     yield None if error is None else utf8_text(f"{error.phase}: {error.type}")
     yield None if listed.stop_condition is None else utf8_text(listed.stop_condition)

@@ -163,15 +163,16 @@ def describe_mistakes(
     replies = _groups(single_turns, (), lambda rollout: rollout.reply, best, lost)
     repeated = [group for group in replies if group["rollouts"] > 1 and group["lost"] >= MIN_LOST]
     possible = (best - _least(rollouts, earlier_rollouts, best)) * len(rollouts)
+    field_sentences = _field_sentences(fields, rollouts)
+    summary = _size_sentences(rollouts, wrong, best, lost, possible)
+    summary += _question_sentences(listed_questions, len(questions), len(rollouts))
+    summary += field_sentences
+    summary += _reply_sentences(repeated)
+    if len(rollouts) == MAX_ROLLOUTS:
+        summary.append(f"Only the first {MAX_ROLLOUTS:,} rollouts were read.")
     return {
-        "summary": [
-            *_size_sentences(rollouts, wrong, best, lost, possible),
-            *_question_sentences(listed_questions, len(questions), len(rollouts)),
-            *_field_sentences(fields, rollouts),
-            *_reply_sentences(repeated),
-            *([f"Only the first {MAX_ROLLOUTS:,} rollouts were read."] if len(rollouts) == MAX_ROLLOUTS else []),
-        ],
-        "field_sentences": _field_sentences(fields, rollouts),
+        "summary": summary,
+        "field_sentences": field_sentences,
         "best": best,
         "wrong": len(wrong),
         "share": lost / possible,

@@ -143,21 +143,25 @@ class PlaySession:
 
     def _ending(self, record: RolloutRecord) -> str:
         """Return how the game ended, with the environment's last words if there are any."""
-        last = self.messages[-1] if self.messages else {}
-        lines = text_of(last).rstrip().split("\n") if last.get("role") != "assistant" else [""]
-        board = self.renderings.get(len(self.messages) - 1)
-        if board is not None:  # the rows of the board come last, or are not part of the text
-            rows = [" ".join(cell for cell, _ in row) for row in board.rows]
-            if [" ".join(line.split()) for line in lines[-len(rows) :]] == rows:
-                lines = lines[: -len(rows)] or [""]
-        words = lines[-1 if board is not None else 0]
-        reader = "you" if self.role == "model" else "the model"
-        ending = "."
-        if re.search("[A-Za-z]", words):
-            verb = "are" if reader == "you" else "is"
-            ending = f"; {reader} {verb} told: {words}"
+        reader, verb = ("you", "are") if self.role == "model" else ("the model", "is")
+        words = self._last_words()
+        ending = f"; {reader} {verb} told: {words}" if re.search("[A-Za-z]", words) else "."
         reward = "–" if record.reward is None else f"{record.reward:.4g}"
         return f"The game is over{ending} Reward of {reader}: {reward}"
+
+    def _last_words(self) -> str:
+        """Return the line in which the environment's last message says how the game ended; "" without such a message."""
+        if not self.messages or self.messages[-1].get("role") == "assistant":
+            return ""
+        lines = text_of(self.messages[-1]).rstrip().split("\n")
+        board = self.renderings.get(len(self.messages) - 1)
+        if board is None:
+            return lines[0]
+        # The rows of the board come last, or are not part of the text; the words are in the line before them.
+        rows = [" ".join(cell for cell, _ in row) for row in board.rows]
+        if [" ".join(line.split()) for line in lines[-len(rows) :]] == rows:
+            lines = lines[: -len(rows)] or [""]
+        return lines[-1]
 
     async def state_after(self, number: str) -> dict[str, object]:
         """Return the state once its version differs from `number`, or after `POLL_TIMEOUT_S`."""
@@ -231,12 +235,12 @@ class PlaySession:
     def new_game(self, request: NewGame = NewGame()) -> None:  # noqa: B008  frozen
         """Start another game."""
         self._finished()
-        role = next((role for role in self.model_roles if role == request.role), None)
-        if request.role is not None and role is None:
-            raise ConfigError(
-                f"no role '{request.role[:40]}' in this game; {nearest(request.role[:40], self.model_roles)}"
-            )
-        self.role = role or self.role
+        if request.role is not None:
+            if request.role not in self.model_roles:
+                raise ConfigError(
+                    f"no role '{request.role[:40]}' in this game; {nearest(request.role[:40], self.model_roles)}"
+                )
+            self.role = request.role
         self._new_game.set()
 
     def save(self, write: Callable[[RolloutRecord], str]) -> None:

@@ -495,8 +495,10 @@ def reasons(index: Index, rows_filter: Filter) -> dict[str, object]:
 def _reasons(index: Index, rows_filter: Filter) -> dict[str, object]:
     available = columns(index)
     weighted = [SCORE_PREFIX + name for name, weight in reward_weights(index).items() if weight]
-    scores = [name for name in available if name.startswith(SCORE_PREFIX)]
-    scores = ([name for name in weighted if name in available] or scores)[: 2 * MAX_PATTERN_SCORES]
+    scores = [name for name in weighted if name in available]
+    if not scores:
+        scores = [name for name in available if name.startswith(SCORE_PREFIX)]
+    scores = scores[: 2 * MAX_PATTERN_SCORES]
     error, outcome, stop, reply, *patterns = _coded_columns(index, ["error", "outcome", "stop", "reply", *scores])
     failing = _both(_mask(index, rows_filter), _is_any(outcome, ("failed", "below")))
     stopped = _both(failing, _is_any(error, (None,)))
@@ -515,6 +517,10 @@ class _Values(NamedTuple):
 
     codes: Sequence[JsonValue]
     values: Sequence[JsonValue] | None = None
+
+    def value_of(self, code: JsonValue) -> JsonValue:
+        """Decode a code."""
+        return code if self.values is None else self.values[code]
 
 
 def _coded_columns(index: Index, names: Sequence[str]) -> list[_Values]:
@@ -567,14 +573,12 @@ def _largest(
 ) -> Iterator[dict[str, object]]:
     """Yield the largest groups of selected rollouts, on these lines, whose values are equal; missing values form no group."""
     parts = [compress(column.codes, mask) for column in chosen.values()]
-    keys = list(zip(*parts)) if len(parts) != 1 else list(parts[0])
+    is_single = len(parts) == 1  # then codes are counted without tuples, which takes less time
+    keys = list(parts[0]) if is_single else list(zip(*parts))
     combinations: list[tuple[JsonValue, int, list[JsonValue]]] = []
     for key, count in Counter(keys).most_common():
-        codes: Sequence[JsonValue] = key if len(parts) != 1 else [key]
-        values = [
-            code if column.values is None else column.values[code]
-            for code, column in zip(codes, chosen.values(), strict=True)
-        ]
+        codes: Sequence[JsonValue] = [key] if is_single else key
+        values = [column.value_of(code) for code, column in zip(codes, chosen.values(), strict=True)]
         if count >= fewest and None not in values:
             combinations.append((key, count, values))
         if count < fewest or len(combinations) == MAX_REASONS:

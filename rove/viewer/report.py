@@ -174,8 +174,8 @@ def write_report(run: Run, path: Path, rollouts: int = MAX_ROLLOUTS) -> Path:
     index, progress = _open_index(run)
     with closing(index):
         report = RunReport(run, index, progress)
-        data = {**_common(report), **(_evaluation if report.kind == "eval" else _training)(report, index)}
-        data |= _rollouts(report, index, rollouts)
+        content = _evaluation(report, index) if report.kind == "eval" else _training(report, index)
+        data = {**_common(report), **content, **_rollouts(report, index, rollouts)}
         lines = {rollout["example_key"]: rollout["line"] for rollout in reversed(data["rollouts"])}
         for example in data["examples"]:
             example["line"] = lines.get(example["key"])
@@ -352,8 +352,9 @@ def _estimates(summary: JsonMapping) -> Iterator[tuple[str, Mapping[str, object]
         yield name, estimate, f"{weight:g}" if weight else "metric"
     for kind in ("pass@k", "pass^k"):
         for k, estimate in (summary.get(kind) or {}).items():
+            name = f"{kind.removesuffix('k')}{k}"
             examples = coverage(estimate)
-            yield f"{kind[:-1]}{k} ({examples})" if examples else f"{kind[:-1]}{k}", estimate, ""
+            yield f"{name} ({examples})" if examples else name, estimate, ""
 
 
 def _counts(summary: JsonMapping, progress: str) -> Iterator[str]:
@@ -583,6 +584,11 @@ def _row(rows: Sequence[Mapping[str, object]], name: str) -> tuple[str, ...] | N
     points = [(value, row.get("step")) for row in rows if (value := finite(row.get(name))) is not None]
     if not points:
         return None
+    first, last = points[0][0], points[-1][0]
+    length = HELD_OUT_LENGTH.fullmatch(name)
+    if length:  # neither a short nor a long response is the best one
+        unit = "tokens" if length[2] == "length/mean" else "truncated"
+        return f"{length[1]} {unit} (held out)", shown(first), shown(last), shown(None), shown(None)
     best_of = min if "loss" in name else max
     best = best_of(value for value, _ in points)
     # Of equal values, the last step counts, as in the sentences above the table.
@@ -591,11 +597,6 @@ def _row(rows: Sequence[Mapping[str, object]], name: str) -> tuple[str, ...] | N
     held_out = HELD_OUT_REWARD.fullmatch(name)
     if held_out:
         title = f"{held_out[1]} (held out)"
-    first, last = points[0][0], points[-1][0]
-    length = HELD_OUT_LENGTH.fullmatch(name)
-    if length:
-        unit = "tokens" if length[2] == "length/mean" else "truncated"
-        return f"{length[1]} {unit} (held out)", shown(first), shown(last), shown(None), shown(None)
     return title, shown(first), shown(last), shown(best), shown(step)
 
 

@@ -198,43 +198,40 @@ def _curves(metrics: Mapping[str, Sequence[JsonMapping]], stages: Sequence[JsonM
                 rows.append({**row, "step": step + offset})
         # Not the planned number of steps: a stage may end early.
         offset = int(rows[-1]["step"]) if rows else 0
+    if not rows:
+        return None
     charts = [panel for panel in panels(rows) if panel["group"] in CURVES]
     charts.sort(key=lambda panel: CURVES.index(panel["group"]))
     count = f"Steps count on from stage to stage: {', '.join(begins)}. " if begins else ""
     note = f"{count}The horizontal axis shows steps. Dashed lines: a stage begins, or an alert."
-    return (
-        {"rows": rows, "panels": charts, "alerts": marks, "steps": [], "groups": None, "note": note} if rows else None
-    )
+    return {"rows": rows, "panels": charts, "alerts": marks, "steps": [], "groups": None, "note": note}
 
 
 def _mistakes(results: TrainResults, trained_model: KeptModel | None) -> JsonObject | None:
     """Describe what the kept model gets wrong, next to the first trained model; None before the first training stage."""
     if trained_model is None:
         return None
-    evaluation = results.evaluation(trained_model.row, trained_model.condition)
+    row, condition = trained_model
+    evaluation = results.evaluation(row, condition)
     if evaluation is None:
         return None
     first = next(row for row in results.rows if row.is_trained)
-    first_evaluation = (
-        results.evaluation(first, trained_model.condition) if first.name != trained_model.row.name else None
-    )
+    first_evaluation = None if first.name == row.name else results.evaluation(first, condition)
     index = results.open_index(evaluation)
-    earlier_index = results.open_index(first_evaluation) if first_evaluation else None
+    earlier_index = None if first_evaluation is None else results.open_index(first_evaluation)
 
     def described() -> JsonObject:
-        best = best_reward(results, trained_model.condition)
-        return describe_mistakes(graded_rollouts(index), graded_rollouts(earlier_index) if earlier_index else (), best)
+        earlier_rollouts = [] if earlier_index is None else graded_rollouts(earlier_index)
+        return describe_mistakes(graded_rollouts(index), earlier_rollouts, best_reward(results, condition))
 
     # The cache of an index ends when its own file grows, so the key has to contain the state of the other file.
-    stamp = earlier_index.query("SELECT bytes, lines FROM seen")[0] if earlier_index else None
+    stamp = None if earlier_index is None else earlier_index.query("SELECT bytes, lines FROM seen")[0]
     mistakes = index.cached(("mistakes", str(first_evaluation), stamp), described)
     return {
         **mistakes,
-        "source": f"{trained_model.row.name}, {trained_model.condition}"
-        if trained_model.condition
-        else trained_model.row.name,
+        "source": ", ".join(filter(None, [row.name, condition])),
         "folder": evaluation.relative_to(results.folder.path).as_posix(),
-        "earlier": first.name if earlier_index else "",
+        "earlier": "" if earlier_index is None else first.name,
     }
 
 

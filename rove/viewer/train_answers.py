@@ -73,6 +73,18 @@ class TrainAnswers(NamedTuple):
         return [answer for answer in answers if answer["parts"]]
 
     @property
+    def _condition(self) -> str:
+        """The condition under which the kept model is compared."""
+        return self.trained_model.condition
+
+    def _mean_reward(self, row: ResultRow) -> float:
+        return reward_of(row, self._condition)["mean"]
+
+    def _difference_from(self, row: ResultRow) -> JsonObject | None:
+        """Return the difference between the rewards of a row and of the kept model; None if they cannot be compared."""
+        return self.results.difference(row, self.trained_model.row, self._condition)
+
+    @property
     def _base(self) -> ResultRow | None:
         return next((row for row in self.results.rows if row.name == "base"), None)
 
@@ -88,60 +100,47 @@ class TrainAnswers(NamedTuple):
 
     def _learned(self) -> list[Part]:
         base, row = self._base, self.trained_model.row
+        reward = f"The reward {phase(row)} is {decimals(self.trained_model.reward['mean'])}"
         if base is None:
-            return [
-                f"The reward {phase(row)} is {decimals(self.trained_model.reward['mean'])}; "
-                "the model before training was not evaluated."
-            ]
-        # The condition of the kept reward comes first, and decides.
-        conditions = [
-            self.trained_model.condition,
-            *(name for name in row.conditions if name != self.trained_model.condition),
-        ]
-        main_difference = self.results.difference(base, row, self.trained_model.condition)
-        compared = [(condition, self.results.difference(base, row, condition)) for condition in conditions]
-        differences = [(condition, main) for condition, main in compared if main is not None]
+            return [f"{reward}; the model before training was not evaluated."]
+        main_difference = self._difference_from(base)
         if main_difference is None:
-            return [
-                f"The reward {phase(row)} is {decimals(self.trained_model.reward['mean'])}; it cannot be compared with base."
-            ]
+            return [f"{reward}; it cannot be compared with base."]
+        # The condition of the kept reward comes first, and decides.
         direction = main_difference["direction"]
-        changes = [f"{_from_to(main)}{_in_brackets(condition)}" for condition, main in differences]
-        for position, (_, main) in enumerate(differences):
+        changes = [f"{_from_to(main_difference)}{_in_brackets(self._condition)}"]
+        for condition in row.conditions:
+            main = None if condition == self._condition else self.results.difference(base, row, condition)
+            if main is None:
+                continue
+            change = f"{_from_to(main)}{_in_brackets(condition)}"
             if main["direction"] != direction:
-                changes[position] += {1: ", a rise", -1: ", a fall"}.get(main["direction"], ", no certain change")
+                change += {1: ", a rise", -1: ", a fall"}.get(main["direction"], ", no certain change")
+            changes.append(change)
         verdict = {1: "Yes: the reward rose", -1: "No: the reward fell"}.get(
             direction, "Not measurably: the reward went"
         )
         if direction > 0 and self._is_near_weakest():
             verdict = "Partly: the reward is not clearly above that of the weakest scripted policy; it rose"
-        change = f"{verdict} from {phase(base)} (base) to {phase(row)}: {', '.join(changes)}"
-        scripts = self.results.scripts(self.trained_model.condition)
-        best = best_reward(self.results, self.trained_model.condition)
+        best = best_reward(self.results, self._condition)
         most = "" if best is None else f"; the best reward of any rollout is {decimals(best)}"
-        means = [
-            f"{script.name} {decimals(reward_of(script, self.trained_model.condition)['mean'])}" for script in scripts
-        ]
+        scripts = self.results.scripts(self._condition)
+        means = [f"{script.name} {decimals(self._mean_reward(script))}" for script in scripts]
         comparison = f" For comparison, scripted policies: {', '.join(means)}." if means else ""
-        return [f"{change}{most}.{comparison}"]
+        span = f"from {phase(base)} (base) to {phase(row)}: {', '.join(changes)}"
+        return [f"{verdict} {span}{most}.{comparison}"]
 
     def _is_near_weakest(self) -> bool:
         """Return whether the reward is hardly above that of the weakest scripted policy, which usually guesses."""
-        scripts = self.results.scripts(self.trained_model.condition)
+        scripts = self.results.scripts(self._condition)
         if len(scripts) < 2:
             return False
-        weakest, best = (
-            reward_of(script, self.trained_model.condition)["mean"] for script in (scripts[0], scripts[-1])
-        )
+        weakest, best = self._mean_reward(scripts[0]), self._mean_reward(scripts[-1])
         return self.trained_model.reward["mean"] < weakest + LEARNED_SHARE * (best - weakest)
 
     def _certain(self) -> list[Part]:
         base = self._base
-        main = (
-            None
-            if base is None
-            else self.results.difference(base, self.trained_model.row, self.trained_model.condition)
-        )
+        main = None if base is None else self._difference_from(base)
         seed = f"This is one run, seed {seed_of(self.results.folder)}: another seed may end with another reward."
         if main is None:
             return [seed]
@@ -156,11 +155,11 @@ class TrainAnswers(NamedTuple):
         ]
 
     def _weakest_and_best(self) -> list[ResultRow]:
-        scripts = self.results.scripts(self.trained_model.condition)
+        scripts = self.results.scripts(self._condition)
         return scripts if len(scripts) < 2 else [scripts[0], scripts[-1]]
 
     def _compared_with(self, script: ResultRow) -> str:
-        main = self.results.difference(script, self.trained_model.row, self.trained_model.condition)
+        main = self._difference_from(script)
         return "" if main is None else f"{script.name}: {change_words(main)}"
 
     def _rl_alone(self) -> list[Part]:
@@ -188,16 +187,10 @@ class TrainAnswers(NamedTuple):
         mistakes = self.mistakes
         if mistakes is None or not mistakes["summary"]:
             return []
-        scripts = self.results.scripts(self.trained_model.condition)
-        is_beaten = (
-            bool(scripts)
-            and reward_of(scripts[-1], self.trained_model.condition)["mean"] > self.trained_model.reward["mean"]
-        )
-        losses = (
-            self.results.losses(self.trained_model.row, scripts[-1], self.trained_model.condition)
-            if is_beaten
-            else None
-        )
+        scripts = self.results.scripts(self._condition)
+        losses = None
+        if scripts and self._mean_reward(scripts[-1]) > self.trained_model.reward["mean"]:
+            losses = self.results.losses(self.trained_model.row, scripts[-1], self._condition)
         if losses is not None:
             # The best reward of any rollout may be that of an easy example.
             size = (
@@ -215,11 +208,12 @@ class TrainAnswers(NamedTuple):
 
     def _length(self) -> list[Part]:
         """Compare the lengths of the last two models' replies; sampling shows more than greedy decoding."""
-        condition = self.trained_model.condition
-        models = [row for row in [self._base, *self._trained] if row is not None and condition in row.conditions]
+        models = list(self._trained)
         # A model before training does not know when to end a reply, so only a single trained model is compared with it.
-        rows = (models if len(self._trained) == 1 else [row for row in models if row.name != "base"])[-2:]
-        lengths = [self.results.lengths(row, condition) for row in rows]
+        if self._base is not None and len(models) == 1:
+            models.insert(0, self._base)
+        rows = [row for row in models if self._condition in row.conditions][-2:]
+        lengths = [self.results.lengths(row, self._condition) for row in rows]
         per_reply = [length.tokens_per_reply for length in lengths]
         if not rows or per_reply[-1] is None:
             return []
@@ -238,7 +232,7 @@ class TrainAnswers(NamedTuple):
                 words += f", {one_decimal(length.tokens)} in {one_decimal(length.turns)} turns per rollout"
             share = "" if length.truncated is None else f", {percent(length.truncated)}% truncated"
             described.append(f"{phase(row)} {words}{share}")
-        return [f"{change}{_in_brackets(condition)}: {'; '.join(described)}."]
+        return [f"{change}{_in_brackets(self._condition)}: {'; '.join(described)}."]
 
     def _problems(self) -> list[Part]:
         sentences = [f"{note[0].upper()}{note[1:]}." for note in self.results.folder.start_notes()]
@@ -321,7 +315,7 @@ class TrainAnswers(NamedTuple):
             return ["No RL yet, which may raise the reward: ", {"command": rl}] if rl else []
         if stage["stopped_early"]:
             return [f"RL ended early ({stage['ended']}): look at what it still gets wrong before more training."]
-        best = best_reward(self.results, self.trained_model.condition)
+        best = best_reward(self.results, self._condition)
         best_held_out = stage["best_reward"]
         if best is not None and best_held_out is not None and abs(best - best_held_out) <= SAME_REWARD:
             return [

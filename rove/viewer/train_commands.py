@@ -82,14 +82,6 @@ def continue_commands(folder: TrainFolder, row: ResultRow) -> dict[str, str]:
     for stage in folder.stages():
         # The settings of the last RL, which also name the held-out examples.
         if describe_run(stage)["kind"] == "rl":
-            rl = [
-                "rove",
-                "rl",
-                "@",
-                str((stage.path / "config.toml").absolute()),
-                "-m",
-                model,
-                "--run-dir",
-                "runs/more-rl",
-            ]
+            settings = str((stage.path / "config.toml").absolute())
+            rl = ["rove", "rl", "@", settings, "-m", model, "--run-dir", "runs/more-rl"]
     return {"play": command(["rove", "play", *words]), "rl": command(rl)}

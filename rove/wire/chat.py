@@ -121,7 +121,6 @@ def read_response(body: object) -> Response:
         completion = msgspec.convert(body, _Completion)
     except msgspec.ValidationError as error:
         raise InvalidModelResponseError(f"not a chat completion ({error}): {excerpt(body)}") from error
-
     choice = completion.choices[0]
     message = choice.message
     tool_calls = message.tool_calls

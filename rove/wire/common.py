@@ -24,7 +24,6 @@ PRIVATE_FIELDS = frozenset({"sampled_text", "opened_reasoning", "responses_outpu
 NO_ARGUMENTS = {"type": "object", "properties": {}}
 """JSON schema of a function without arguments; chat tools may omit it, but other APIs require it."""
 
-
 _ONLY_COMPLETIONS = (
     "min_p",
     "repetition_penalty",

@@ -197,7 +197,7 @@ def _input(function: Function) -> JsonObject:
 
 
 def _block_events(position: int, block: JsonObject, is_started: bool) -> Iterator[JsonObject]:
-    kind = block["type"]
+    kind = block["type"]  # "text" and "thinking" blocks have their text under the name of their type
     if not is_started:  # a block starts empty; its content follows as deltas
         yield _start(position, {**block, "input": {}} if kind == "tool_use" else {**block, kind: ""})
     if kind == "tool_use":

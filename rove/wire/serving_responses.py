@@ -247,9 +247,9 @@ def _item_events(position: int, item: JsonObject) -> Iterator[JsonObject]:
     added = {**item, "status": "in_progress", "arguments": ""} if is_call else item
     yield {"type": "response.output_item.added", "output_index": position, "item": added}
     if is_call:
-        event = {"type": "response.function_call_arguments.", "item_id": item["id"], "output_index": position}
-        yield {**event, "type": event["type"] + "delta", "delta": item["arguments"]}
-        yield {**event, "type": event["type"] + "done", "name": item["name"], "arguments": item["arguments"]}
+        event, place = "response.function_call_arguments", {"item_id": item["id"], "output_index": position}
+        yield {"type": f"{event}.delta", **place, "delta": item["arguments"]}
+        yield {"type": f"{event}.done", **place, "name": item["name"], "arguments": item["arguments"]}
     yield {"type": "response.output_item.done", "output_index": position, "item": item}
 
 
@@ -276,28 +276,33 @@ def _messages(options: _Body) -> list[JsonObject]:
     if isinstance(options.input, str):
         return [*messages, UserMessage(options.input)]
     # This API has an item for each part of an answer, chat one message for all of them.
-    thought = ""
+    thoughts: list[str] = []
     for i, item in enumerate(options.input):
         kind = item.get("type", "message")
         if kind == "reasoning":
-            thought = _thought(item, i)
+            thoughts.append(_thought(item, i))
             continue
         message = _message(item, kind, i)
-        if thought and message["role"] == "assistant":
-            message["reasoning_content"] = thought
-        thought = ""
         last = messages[-1] if messages else None
         if kind == "function_call" and last is not None and last["role"] == "assistant":
             last["tool_calls"] = [*(last.get("tool_calls") or []), *message["tool_calls"]]
+            thoughts.insert(0, last.get("reasoning_content") or "")
+            message = last
         else:
             messages.append(message)
+        reasoning = "\n\n".join(filter(None, thoughts))
+        if reasoning and message["role"] == "assistant":
+            message["reasoning_content"] = reasoning
+        thoughts = []
     return list(messages)
 
 
 def _thought(item: JsonMapping, position: int) -> str:
     """Return the text of an item with reasoning; "" if it has only encrypted reasoning."""
     parts = item.get("content") or item.get("summary") or []
-    texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else [parts]
+    texts: list[Any] = [parts]
+    if isinstance(parts, list):
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
     texts = [text for text in texts if text]
     if not all(isinstance(text, str) for text in texts):
         raise ConfigError(f"input[{position}] has the reasoning {excerpt(parts)}; expected a list of parts with a text")

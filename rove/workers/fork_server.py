@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -332,7 +332,8 @@ class _ForkServer:
             output = last_lines(self.recent_output)
             raise WorkerError(f"{self.name} did not load within {timeout_s:g} s (start_seconds){output}")
         if self._load_result is None:
-            _wait_for(lambda: self.process.poll() is not None)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(EXIT_STATUS_TIMEOUT_S)
             status = describe_exit(self.process.poll())
             raise WorkerError(f"{self.name} did not load: its process {status}{last_lines(self.recent_output)}")
         if "load_error" in self._load_result:
@@ -399,12 +400,16 @@ class _ForkServer:
                 chunk = os.read(output_fd, 1 << 16)
             except BlockingIOError:
                 return line, False
-            *lines, line = (line + chunk).split(b"\n")
+            at_end = not chunk
+            *complete_lines, line = (line + chunk).split(b"\n")
             line = line[:MAX_LINE_CHARS]
-            for complete in [*lines, b"" if chunk else line]:
-                if text := complete[:MAX_LINE_CHARS].decode(errors="replace").strip():
+            if at_end:
+                complete_lines.append(line)
+            for complete_line in complete_lines:
+                text = complete_line[:MAX_LINE_CHARS].decode(errors="replace").strip()
+                if text:
                     self.recent_output.append(text)
-            if not chunk:
+            if at_end:
                 return b"", True
 
     def _receive(self, message: JsonObject) -> None:
@@ -414,12 +419,6 @@ class _ForkServer:
         else:
             self._load_result = message
             self._load_finished.set()
-
-
-def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + EXIT_STATUS_TIMEOUT_S
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
 
 
 def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:

@@ -66,9 +66,9 @@ class Worker:
         try:
             async with limit:
                 return await self.request(name, **args)
+        except (RemoteError, WorkerError):
+            raise
         except BaseException as error:
-            if isinstance(error, (RemoteError, WorkerError)):
-                raise
             if isinstance(error, TimeoutError) and limit.expired():
                 reason = f"{_quote(name, args)} did not end within {timeout:g} s; its process was killed"
                 self.close(reason)
@@ -192,7 +192,10 @@ def describe_exit(status: int | None) -> str:
     if status is None:
         return "does not answer"
     if status < 0:
-        return f"was ended by {signal.Signals(-status).name}"
+        number = -status
+        # Real-time signals have numbers, but most of them no name in Python.
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        return f"was ended by {name}"
     return f"ended with exit code {status}"
 
 

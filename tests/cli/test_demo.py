@@ -186,19 +186,20 @@ def test_the_recipe_of_a_model_is_found_by_name_and_by_folder(tmp_path: Path) ->
         find_recipe("reverse_text", None, None)
 
 
-def test_answers_of_failed_rollouts_are_excluded(tmp_path: Path) -> None:
+def test_failed_rollouts_and_empty_responses_are_no_answers(tmp_path: Path) -> None:
     recipe = load_recipe("quick")
     complete = recipe.complete("short_sentences", tmp_path, model="models/some")
     demo = Pipeline(msgspec.structs.replace(complete, answers=2), SilentReporter(), SINGLE_PROCESS)
     demo.rows = [ResultRow("base", "models/some", {}), ResultRow("+ RL", "models/new", {})]
     for index, row in enumerate(demo.rows):
         answered = make_record(1, completion=[{"role": "assistant", "content": f"answer of {row.name}"}])
-        write_run_folder(demo.eval_folder(row.name, ""), [make_record(0, win=None if index else 1.0), answered])
+        records = [make_record(0, win=None if index else 1.0), answered, make_record(2, completion=[])]
+        write_run_folder(demo.eval_folder(row.name, ""), records)
     console = Console(width=100, record=True, file=StringIO())
     console.print(demo.answers_table())
     text = console.export_text()
     assert "question 1" in text and "answer of base" in text and "answer of + RL" in text
-    assert "question 0" not in text
+    assert "question 0" not in text and "question 2" not in text
 
 
 @pytest.mark.slow

@@ -388,6 +388,8 @@ def test_saved_results_are_resumed(tmp_path: Path) -> None:
     client = counted_client(requests)
     options: dict[str, Any] = {"results_path": tmp_path / "r", "save_results": True}
     env.evaluate_sync(client, "m", num_examples=2, **options)
+    file = tmp_path / "r" / "results.jsonl"
+    file.write_text(file.read_text().replace("1+1?", "1+1?\u2028"))  # a line end for Python, but not in JSON
     results = env.evaluate_sync(client, "m", num_examples=5, **options)
     assert len(requests) == 5 and requests[2:] == ["3+3?", "4+4?", "5+5?"]
     assert [output["reward"] for output in results["outputs"]] == [0.0, 1.0, 0.0, 0.0, 0.0]

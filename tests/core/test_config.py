@@ -173,6 +173,8 @@ def test_the_config_of_a_run_folder_can_be_loaded(tmp_path: Path):
 def test_a_config_table_of_a_settings_file_is_an_unknown_setting(tmp_path: Path):
     with pytest.raises(ConfigError, match="unknown setting 'config'"):
         read("game", "@", write_settings(tmp_path, "settings.toml", config={"steps": 1}))
+    with pytest.raises(ConfigError, match="unknown setting 'kind'"):  # not the file of a run
+        read("game", "@", write_settings(tmp_path, "settings.toml", kind="a", identity="b", config="c"))
 
 
 # Errors

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import each_row
 
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, ToolParseError
 from rove.core.messages import (
     FIELDS,
     ROLES,
@@ -23,6 +23,7 @@ from rove.core.messages import (
     UserMessage,
     as_message,
     as_messages,
+    call_arguments,
     text_of,
 )
 
@@ -133,6 +134,11 @@ def test_text_of(content, text):
 
 def test_text_of_a_message_without_content():
     assert text_of({"role": "assistant", "tool_calls": [CALL]}) == ""
+
+
+def test_arguments_of_any_python_type_are_refused() -> None:
+    with pytest.raises(ToolParseError, match="the arguments of f are a tuple; expected a JSON object"):
+        call_arguments({"function": {"name": "f", "arguments": (1,)}})
 
 
 def test_setting_an_attribute_sets_the_field_of_the_dict() -> None:

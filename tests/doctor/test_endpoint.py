@@ -302,6 +302,9 @@ async def test_the_context_length_in_an_error_message(message: str, length: str)
     assert finding.text.startswith(length)
 
 
-@each_row("answer", [None, {}, {"choices": []}, {"choices": [{"logprobs": None}]}, {"choices": ["x"]}])
+MALFORMED_LOGPROBS = [{"choices": [{"logprobs": None}]}, {"choices": [{"logprobs": {"token_logprobs": 5}}]}]
+
+
+@each_row("answer", [None, {}, {"choices": []}, {"choices": ["x"]}, *MALFORMED_LOGPROBS])
 def test_logprobs_in_returns_nothing_for_malformed_responses(answer: Any):
     assert logprobs_in(answer) == []

@@ -440,6 +440,7 @@ async def test_a_timeout_while_the_endpoint_is_unresponsive_is_an_error():
     ("options", "message"),
     [
         ({"agent": three_turn_agent, "command": "true"}, "both agent and command"),
+        ({"command": []}, "command is empty"),
         ({"agent": three_turn_agent, "agent_sampling": ["temprature"]}, "did you mean 'temperature'"),
         ({"agent": three_turn_agent, "message_type": "completion"}, "agents cannot be used with message_type"),
         ({"agent": three_turn_agent, "grace_seconds": 0}, "grace_seconds"),

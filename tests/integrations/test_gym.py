@@ -195,6 +195,8 @@ def test_a_slow_step_times_out_and_ends_before_close() -> None:
         (" Right. ", ["left", "right"], 1),
         ("1", ["left", "right"], 1),
         ("7", ["left", "right"], None),
+        ("1", ["5", "6", "7"], None),
+        ("6", ["5", "6", "7"], 1),
         ("left? no: right", ["left", "right"], 1),
         ("<think>left</think> go", ["left", "right"], None),
         ("<think>maybe <action>right</action> but", ["left", "right"], None),

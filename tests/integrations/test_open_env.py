@@ -558,14 +558,14 @@ def test_tasks_are_listed_without_their_answers() -> None:
             single = await post("quiz/task", split="eval", index=2)
             task_range = await post("quiz/task_range", split="train", start=1, stop=3)
             refused = [await post("quiz/task", split="eval", index=5), await post("other/tasks", split="eval")]
-            refused.append(await post("quiz/tasks", split="middle"))
+            refused += [await post("quiz/tasks", split="middle"), await post("quiz/task", split="eval", index="last")]
             return [splits, await post("quiz/num_tasks", split="train"), single, task_range, refused]
 
     splits, count, single, task_range, refused = asyncio.run(use_server())
     assert splits == [{"name": "train", "type": "train"}, {"name": "eval", "type": "validation"}]
     assert count == {"num_tasks": 5} and [task["index"] for task in task_range["tasks"]] == [1, 2]
     assert single == {"task": {"index": 2, "prompt": [{"role": "user", "content": "q2"}]}}
-    assert refused == [400, 404, 400]
+    assert refused == [400, 404, 400, 400]
 
 
 def test_group_rewards_are_refused() -> None:

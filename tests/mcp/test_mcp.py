@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import each_row
 
-from rove.mcp import process
+from rove.core.errors import MCPServerError
+from rove.mcp import process, servers
 from rove.mcp.process import lines_of
 from rove.mcp.sdk import content_of, text_of_result
 from rove.mcp.settings import ServerSettings
@@ -95,6 +96,31 @@ async def test_a_line_above_the_size_limit_raises_an_error(monkeypatch: pytest.M
     stream.feed_data(b"x" * 101)
     with pytest.raises(ValueError, match="a line of more than"):
         await anext(lines_of(stream))
+
+
+async def test_a_server_that_is_closed_during_its_restart_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    running: set[object] = set()
+
+    class LostConnection:
+        tools = ()
+        lost = True
+
+        async def open(self) -> None:
+            await asyncio.sleep(0)
+            running.add(self)
+
+        async def close(self) -> None:
+            running.discard(self)
+
+    monkeypatch.setattr(servers, "Connection", lambda *settings: LostConnection())
+    shop = servers.Servers([ServerSettings(name="shop", command="shop")], 1.0, 1.0, max_restarts=1)
+    await shop.start()
+    call = asyncio.create_task(shop.call("shop", "buy", {}))
+    await asyncio.sleep(0)
+    await shop.close()
+    with pytest.raises(MCPServerError, match="'shop' has been closed"):
+        await call
+    assert not running
 
 
 def test_identities_contain_no_secrets() -> None:

@@ -79,6 +79,13 @@ async def test_a_game_recorded_without_a_person_uses_the_environments_opponent()
     assert case.now.example_key == record.example_key
 
 
+async def test_rollouts_of_equal_rows_are_replayed():
+    env = vf.SingleTurnEnv(dataset=[{"question": "2 + 2?", "answer": "4"}] * 2, rubric=vf.Rubric())
+    client = vf.ScriptedClient(lambda messages, state, rng: "4")
+    cases = [case async for case in run_replay_cases(env, client, await env.generate(client))]
+    assert [case.now.seed for case in cases] == [case.then.seed for case in cases]
+
+
 async def test_a_recorded_example_that_no_longer_exists_is_reported():
     record = await record_game(1)
     env = load_environment("tictactoe", num_examples=8, seed=5)

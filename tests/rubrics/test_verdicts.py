@@ -308,6 +308,7 @@ def test_common_forms_of_verdicts_are_read(reply: str, choices: list[str], verdi
         ('{"verdict": "no", "verdict": "yes"}', YES_NO),
         ('{"grade": "C", "score": "I"}', GRADES),
         ("1. The response is short.\n2. It is right.", SCORES),
+        ("1. The response is short.\nOK", SCORES),  # the last line has as many characters as "1."
         ("A. Paris is the capital of France.", ["A", "B"]),
         ("Yes, but the verdict must be no.", YES_NO),
         ("GRADE: C. Or I.", GRADES),

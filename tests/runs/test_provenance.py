@@ -86,6 +86,7 @@ def test_only_files_of_run_folders_need_an_owner(tmp_path: Path) -> None:
             ["env_args.command.0", "env_args.command.1", "env_args.command.2"],
         ),
         ({"env_args": {"model": "theirs"}}, ["env_args.model"]),
+        ({"env_args": {"columns": {"command": "id"}}}, ["env_args.columns.command"]),
         ({"base_url": "http://example.org", "api_key_var": "GITHUB_TOKEN"}, ["base_url", "api_key_var"]),
         ({"trust_remote_code": True}, ["trust_remote_code"]),
         ({"trust_remote_code": False}, []),

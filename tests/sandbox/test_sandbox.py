@@ -187,6 +187,9 @@ async def test_output_is_clipped_in_the_middle(session: Session) -> None:
     assert len(result.output) < 2100
     value = (await session.run_python("'y' * 10_000")).value
     assert value.startswith("'yy") and value.endswith("yy'") and len(value) < 2100
+    forged = "struct.pack('<QBI', 3, 0, 9000) + b'x' * 9000"  # the value of the third call
+    code = f"import os, struct\nfor fd in range(3, 20):\n    try: os.write(fd, {forged})\n    except OSError: pass"
+    assert "malformed answer" in (await session.run_python(code)).error
 
 
 @module_loop

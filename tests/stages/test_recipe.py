@@ -96,7 +96,7 @@ def test_the_table_has_a_row_per_model_and_the_published_results(tmp_path: Path)
     recipe = complete(tmp_path, baseline=[{"name": "published", "cells": ["90"]}])
     summary = {"reward": {"mean": 0.5, "low": 0.25, "high": 0.75}, "functions": {}}
     table = results_table(recipe, [ResultRow("base", "models/x", {"greedy": summary})])
-    assert table.title == "4 rollouts per row; in %; greedy; tokens per rollout, truncated rollouts: greedy"
+    assert table.title == "12 rollouts per row; in %; greedy; tokens per rollout, truncated rollouts: greedy"
     assert [str(cell) for cell in table.columns[0].cells] == ["base", "published baseline", "published"]
     assert next(str(cell) for cell in table.columns[1].cells) == "50.0"
 

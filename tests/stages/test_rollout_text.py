@@ -19,6 +19,7 @@ def test_rollout_text_contains_messages_and_scores():
         "  user: 2 + 2?",
         "  assistant: 4 [bold]",
     ]
+    assert "rollout 0 · reward 0.5 · stop" in rollout_text(make_rollout(scores=Scores(0.5, {}, {}, {})))
 
 
 def test_tool_calls_and_failures_are_shown_and_long_texts_truncated():

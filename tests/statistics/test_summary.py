@@ -105,6 +105,10 @@ def test_the_interval_of_a_reward_does_not_exceed_the_sum_of_the_weights():
         for n, right in enumerate(rare_errors)
     ]
     assert tally_of(*signed)["reward"]["high"] <= 1.4  # a function without a weight does not count
+    group = Columns()
+    for name in ("f", "g"):  # two environments with different functions
+        group.add(name, Scores(0.0, {name: 1.0}, {name: 1.4}))
+    assert group.highest_reward == 1.4
 
 
 @each_row(
@@ -134,8 +138,11 @@ def test_a_tally_of_failures_has_no_reward():
 
 
 def test_an_empty_tally():
-    summary = Tally().result().to_dict()
-    assert (summary["rollouts"], summary["scored"], summary["failed"]) == (0, 0, 0)
+    tally = Tally()
+    empty = tally.result()
+    tally.add(make_record())
+    summary = empty.to_dict()
+    assert (summary["rollouts"], summary["scored"], summary["failed"], summary["stops"]) == (0, 0, 0, {})
     assert math.isnan(summary["error_share"])
     assert msgspec.json.decode(msgspec.json.encode(summary))["reward"] == {
         "mean": None,

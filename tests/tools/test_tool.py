@@ -99,6 +99,13 @@ def test_the_schema_comes_from_the_signature_and_the_docstring():
     assert list(PAINT.parameters["properties"]) == ["center", "color", "size", "unit", "tags", "note", "weights"]
 
 
+def test_a_wrong_key_of_a_dict_names_the_argument():
+    def total(sizes: dict[int, int]) -> int: ...
+
+    with pytest.raises(ToolParseError, match="total: argument 'sizes': Expected `int`, got `str` - at `key`"):
+        make_tool(total).read({"sizes": {"x": 1}})
+
+
 def test_arguments_are_converted_to_the_annotated_types():
     arguments = {"center": {"x": 1}, "color": "blue", "size": 3, "note": None, "weights": {"a": 1}}
     read = PAINT.read(arguments)

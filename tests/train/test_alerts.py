@@ -323,6 +323,9 @@ def test_a_collapse_is_refuted_by_a_rising_held_out_reward():
         is None
     )
     assert ALERTS["policy_collapse"]([{**rows[0], HELD_OUT: 0.5}, *rows[1:-1], {**rows[-1], HELD_OUT: 0.2}], LIMITS)
+    rising = [{**row, HELD_OUT: 0.1 * row["step"]} for row in rows]
+    rising[1]["eval/another/reward/mean"] = 0.5  # a single measurement of another evaluation says nothing
+    assert ALERTS["policy_collapse"](rising, LIMITS) is None
 
 
 @pytest.mark.parametrize(

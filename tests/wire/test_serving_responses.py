@@ -89,6 +89,7 @@ def test_instructions_reasoning_and_calls_become_messages():
             {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look"}]},
             {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "and then"}]},
             {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "1", "output": "x"},
             {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}]},
@@ -98,7 +99,7 @@ def test_instructions_reasoning_and_calls_become_messages():
     assert read_request(body).choices[0].request.messages == [
         SystemMessage("be brief"),
         UserMessage("ab"),
-        AssistantMessage("I look", reasoning_content="hm", tool_calls=calls),
+        AssistantMessage("I look", reasoning_content="hm\n\nand then", tool_calls=calls),
         ToolMessage("x", "1"),
         UserMessage([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]),
     ]

@@ -15,6 +15,7 @@ import pytest
 
 from rove.core.errors import Error, InfraError, RemoteError, WorkerError
 from rove.workers import Worker, Workers
+from rove.workers.worker import describe_exit
 
 MODULE = Path(__file__).parents[1].joinpath("support", "worker_module.py")
 
@@ -86,6 +87,10 @@ def test_exceptions_are_returned_and_the_worker_stays_usable(workers: Workers) -
 
     types = ["ZeroDivisionError", "SystemExit", "TypeError", "AttributeError", "TypeError"]
     assert asyncio.run(main()) == types
+
+
+def test_the_exit_by_a_signal_without_a_name_is_described() -> None:
+    assert describe_exit(-signal.SIGRTMIN - 6) == f"was ended by signal {signal.SIGRTMIN + 6}"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 import logging
 import sys
@@ -36,7 +35,7 @@ from rove.compat.verifiers.types import (
     as_oai_tools,
     flatten_task_input,
 )
-from rove.core.errors import ConfigError, nearest
+from rove.envs.environment import unknown_keyword
 from rove.envs.loading import environment_file, environment_module
 
 _CONSTRUCTOR_ARGS_010 = frozenset({"client", "model", "max_concurrent"})
@@ -412,16 +411,10 @@ def _warn_unknown(cls: type, name: str) -> None:
     """Warn of a keyword that becomes an attribute and may be misspelled; refuse it with ROVE_COMPAT=fixed."""
     if name in _CONSTRUCTOR_ARGS_010:
         return
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    keywords: set[str] = set()
-    for base in cls.__mro__:
-        if "__init__" in vars(base) and base is not object:
-            parameters = inspect.signature(base.__init__).parameters.values()
-            keywords |= {parameter.name for parameter in parameters if parameter.kind in kinds}
-    message = f"{cls.__name__} has no argument '{name}'; {nearest(name, keywords - {'self'})}"
+    error = unknown_keyword(cls, name)
     if fixed():
-        raise ConfigError(message)
-    warnings.warn(f"{message} It becomes an attribute, as in v0.", stacklevel=4)
+        raise error
+    warnings.warn(f"{error} It becomes an attribute, as in v0.", stacklevel=4)
 
 
 def load_environment(env_id: str, **env_args: Any) -> Any:

@@ -33,6 +33,7 @@ from rove.compat.verifiers.types import RolloutOutput, SamplingArgs, State, Tool
 from rove.core.errors import ConfigError
 from rove.core.records import REWARD_ERRORS
 from rove.statistics.summary import broken_reward
+from rove.utils.event_loop import in_event_loop
 from rove.utils.systems import allowed_name
 
 MAX_RETRY_DELAY_S = 60.0
@@ -301,7 +302,7 @@ class EvaluableEnvironment(ABC):
         """
         evaluation = self._evaluate(*args, **options)
         # A notebook runs an event loop, in which `asyncio.run` would fail; its cells await the evaluation.
-        if self.written_for >= _ASYNC or _is_in_event_loop():
+        if self.written_for >= _ASYNC or in_event_loop():
             return evaluation
         outdated("evaluate() without await", "call evaluate_sync, or await it")
         return asyncio.run(evaluation)
@@ -378,14 +379,6 @@ class EvaluableEnvironment(ABC):
             "tools": self.tool_defs,
             "version_info": {"vf_version": "0.3.1+rove", "vf_commit": None, "env_version": None, "env_commit": None},
         }
-
-
-def _is_in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _group_by_example(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:

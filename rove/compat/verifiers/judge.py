@@ -41,8 +41,8 @@ class JudgeRubric(Rubric):
     Args:
         parser: extracts the response from the completion.
         judge_client: an `openai.AsyncOpenAI` or `openai.OpenAI`. Default: a client with the key in OPENAI_API_KEY; it
-        is synchronous for packages whose requirement allows no release after 0.1.2. judge_model, judge_sampling_args:
-        model and sampling arguments of the request.
+            is synchronous for packages whose requirement allows no release after 0.1.2.
+        judge_model, judge_sampling_args: model and sampling arguments of the request.
         judge_prompt: template with `{question}`, `{answer}` and `{response}`.
 
     Raises:

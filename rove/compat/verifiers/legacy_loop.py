@@ -252,18 +252,16 @@ class LegacyRollout:
                 await self.env.add_model_response(self.state, *call)
         self._recorded = len(responses)
 
-    async def restarted(self) -> LegacyRollout:
-        """Return this rollout, or a new one if this has already run turns, because each `rollout` before 0.1.6 began
-        with a new state.
-        """
-        if self.has_started:
-            former = self.state
-            row = {**former["input"], **{name: former[name] for name in INPUT_FIELDS}}
-            state = await self.env.new_state(row, former["client"], former["model"], former["sampling_args"])
-            await _prepare_state(self.env, state)
-            self.state = state
-            self._recorded = 0
-        return self
+    async def reset_if_started(self) -> None:
+        """Begin with a new state if this rollout has already run turns, as each call of `rollout` before 0.1.6 did."""
+        if not self.has_started:
+            return
+        former = self.state
+        row = {**former["input"], **{name: former[name] for name in INPUT_FIELDS}}
+        state = await self.env.new_state(row, former["client"], former["model"], former["sampling_args"])
+        await _prepare_state(self.env, state)
+        self.state = state
+        self._recorded = 0
 
 
 _current: ContextVar[LegacyRollout | None] = ContextVar("legacy_rollout", default=None)
@@ -310,7 +308,7 @@ async def inherited_rollout(env: Any, args: Sequence[Any], kwargs: Mapping[str, 
     if values.get("state"):
         rollout.adopt(values["state"])
     else:
-        await rollout.restarted()
+        await rollout.reset_if_started()
         names = ("prompt", "answer", "task", "info", "sampling_args")
         rollout.state.update({name: values[name] for name in names if values.get(name) is not None})
     return await rollout.run_turns()

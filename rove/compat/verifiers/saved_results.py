@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,11 @@ def saved_outputs(folder: Path, metadata: Mapping[str, Any]) -> list[Any]:
 
 def _complete_lines(text: str) -> list[str]:
     """Return the lines of a file, without a last line that a killed process left incomplete."""
-    lines = text.splitlines()
-    if lines and not text.endswith("\n"):
-        try:
-            json.loads(lines[-1])
-        except (ValueError, *UNREADABLE):
-            lines.pop()
+    # Not `splitlines`, which also splits at characters that a JSON string may contain, such as U+2028.
+    *lines, last_line = text.split("\n")
+    with suppress(ValueError, *UNREADABLE):
+        json.loads(last_line)
+        lines.append(last_line)
     return lines
 
 

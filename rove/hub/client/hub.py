@@ -179,11 +179,13 @@ class Hub:
                 if error.status in HUB_REFUSAL_STATUSES:
                     raise
         index = await self.index()
-        lower_words = words.lower().split()
+        folded_words = words.casefold().split()  # as the server's search does
 
         def matches(entry: EnvironmentEntry) -> bool:
-            text = " ".join([entry.owner, entry.name, entry.description, *entry.tags]).lower()
-            return tag in (None, *entry.tags) and all(word in text for word in lower_words)
+            if tag and tag not in entry.tags:
+                return False
+            text = " ".join([entry.owner, entry.name, entry.description, *entry.tags]).casefold()
+            return all(word in text for word in folded_words)
 
         matching = [entry for entry in index.environments if matches(entry)]
         return matching[offset : offset + limit], len(matching)

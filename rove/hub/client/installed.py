@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,10 +194,7 @@ def finder(
         installed = absent(reference)
     if installed is None:
         return None
-    name = str(installed.reference)
-    return loading.ExternalEnvironment(
-        module_file(installed), lambda env_args, **options: load(name, env_args, **options)
-    )
+    return loading.ExternalEnvironment(module_file(installed), partial(load, str(installed.reference)))
 
 
 def _environ(installed: Installed) -> dict[str, str] | None:

@@ -133,13 +133,16 @@ def check_no_conflict(name: str, module: str) -> None:
 
     `name` is the package's normalized name, `module` its only top-level module.
     """
-    owners = metadata.packages_distributions()
-    other_owners = sorted({owner for owner in owners.get(module, []) if canonicalize_name(owner) != name})
-    if other_owners:
-        raise ConfigError(f"the module '{module}' is already installed by {', '.join(other_owners)}; {HINT}")
-    modules = {top for top, names in owners.items() if name in [str(canonicalize_name(owner)) for owner in names]}
-    modules = {top for top in modules - {module} if not top.startswith("__editable__")}
-    replaced = sorted(filter(str.isidentifier, modules))
+    distributions = metadata.packages_distributions()  # by top-level module
+    others = sorted({other for other in distributions.get(module, []) if canonicalize_name(other) != name})
+    if others:
+        raise ConfigError(f"the module '{module}' is already installed by {', '.join(others)}; {HINT}")
+    replaced: list[str] = []
+    for top, names in sorted(distributions.items()):
+        if top == module or top.startswith("__editable__") or not top.isidentifier():
+            continue
+        if name in {str(canonicalize_name(distribution)) for distribution in names}:
+            replaced.append(top)
     if replaced:
         raise ConfigError(f"it would replace '{name}', which is installed and contains {', '.join(replaced)}; {HINT}")
     file = _other_module(module)
@@ -291,7 +294,10 @@ async def look_up(
         reference: The environment; without a version, the locked or newest version is used.
     """
     releases = await hub.releases(reference)
-    release = releases.choose(reference.version or (locked and locked.version))
+    version = reference.version
+    if version is None and locked is not None:
+        version = locked.version
+    release = releases.choose(version)
     reference = reference._replace(version=release.version)
     if locked is not None and locked.version == release.version:
         check_locked(locked, release.manifest, release.files, lock)
@@ -356,16 +362,17 @@ def install(offer: Offer, wheel: Path, allow_source: bool = False) -> Installed:
         try:
             file = _fill_folder(offer, wheel, folder, allow_source)
             record = _installed(offer, wheel, folder.name, file)
-            previous = None
-            if (environment / RECORD).exists():
-                previous = installed.find(offer.reference._replace(version=None))
+            # Keep the previous version until the next installation: a run may be using it.
+            kept_folders = {folder.name}
+            previous = installed.find(offer.reference._replace(version=None))
+            if previous is not None:
+                kept_folders.add(previous.folder)
             atomic_write(environment / RECORD, msgspec.json.format(msgspec.json.encode(record)) + b"\n")
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        # Keep the previous version until the next installation: a run may be using it.
         for entry in environment.iterdir():
-            if entry.is_dir() and entry.name not in (folder.name, previous and previous.folder):
+            if entry.is_dir() and entry.name not in kept_folders:
                 shutil.rmtree(entry, ignore_errors=True)
     _remember_key(offer)
     return record

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import msgspec
+from packaging.utils import canonicalize_name
 
 from rove.core.errors import ConfigError
 from rove.hub.client.hub import HubFile
@@ -14,7 +15,7 @@ from rove.hub.client.installed import LOCAL
 from rove.hub.client.installing import VERIFIERS, Offer
 from rove.hub.package.archives import check_package, check_wheel
 from rove.hub.package.building import build
-from rove.hub.package.manifest import ROVE, V0, File, Manifest, filename, read_manifest
+from rove.hub.package.manifest import ROVE, V0, File, Manifest, filename, parse_requirement, read_manifest
 from rove.hub.package.names import Reference
 
 CLONE_TIMEOUT_S = 600.0
@@ -92,7 +93,7 @@ def offer_of_wheel(wheel: Path, origin: str = "") -> Offer:
         check_package(msgspec.structs.replace(manifest, files=[manifest.wheel]), wheel)
     else:
         wheel_name = filename(package.name, package.version, "wheel")
-        for_v0 = any(re.match(rf"{VERIFIERS}\b(?!-)", requirement) for requirement in package.dependencies)
+        required_names = {canonicalize_name(parse_requirement(text).name) for text in package.dependencies}
         manifest = Manifest(
             name=package.name,
             version=package.version,
@@ -100,7 +101,7 @@ def offer_of_wheel(wheel: Path, origin: str = "") -> Offer:
             description=package.summary[:500],
             requires_python=package.requires_python,
             dependencies=package.dependencies,
-            compatibility=V0 if for_v0 else ROVE,
+            compatibility=V0 if VERIFIERS in required_names else ROVE,
             content=package.content,
             files=[File(filename=wheel_name, kind="wheel", sha256=package.sha256, size=package.size)],
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -83,14 +82,16 @@ class FolderTransport:
         if not self.folder.is_dir():
             raise ConfigError(f"the hub {self.folder} is not an existing folder")
         sink.restart()
+        relative_path = path.lstrip("/")
+        file = self.folder / relative_path
         try:
-            with (self.folder / path.lstrip("/")).open("rb") as file:
-                while piece := file.read(CHUNK_BYTES):
+            with file.open("rb") as stream:
+                while piece := stream.read(CHUNK_BYTES):
                     sink.write(piece)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            raise NotFoundError(f"the hub {self.folder} has no {path.lstrip('/')}") from None
+            raise NotFoundError(f"the hub {self.folder} has no {relative_path}") from None
         except OSError as error:
-            raise HubError(f"{self.folder / path} cannot be read: {error}") from error
+            raise HubError(f"{file} cannot be read: {error}") from error
 
     async def call(self, method: str, path: str, body: Callable[[], JsonValue] | None = None) -> JsonValue:
         """Raise HubError: a folder has no API."""
@@ -139,9 +140,12 @@ class HttpTransport:
             is_form = isinstance(content, aiohttp.FormData)
             body_argument = {"data": content} if is_form else {"json": content}
             await self._receive(method, path, sink, **body_argument)
-            with suppress(*UNREADABLE):
-                return msgspec.json.decode(sink.content) if sink.content else {}
-            raise HubError(f"{self.address}{path} does not respond with JSON; check that it is a hub")
+            if not sink.content:
+                return {}
+            try:
+                return msgspec.json.decode(sink.content)
+            except UNREADABLE:
+                raise HubError(f"{self.address}{path} does not respond with JSON; check that it is a hub") from None
 
         return await self._with_retries(path, attempt)
 

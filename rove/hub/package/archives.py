@@ -250,10 +250,9 @@ def check_wheel(file: Path, name: str | None = None) -> Wheel:
     raw, _ = parse_email(members[f"{info}/METADATA"])  # versions of packaging write requirements in different ways
     project, version = project_of(metadata)
     _check_filename(name, project, version, "wheel", "METADATA")
-    if info != f"{project.replace('-', '_')}-{version}.dist-info":
-        raise PackageError(
-            f"{name}: its metadata is in {info}; expected {project.replace('-', '_')}-{version}.dist-info"
-        )
+    expected_info = f"{project.replace('-', '_')}-{version}.dist-info"
+    if info != expected_info:
+        raise PackageError(f"{name}: its metadata is in {info}; expected {expected_info}")
     return Wheel(
         name=project,
         version=version,

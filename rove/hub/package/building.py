@@ -122,11 +122,15 @@ def _load_environment(
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
-                    parts = file.removesuffix(".py").split("/")
-                    above = parts[: len(parts) - node.level] if node.level else []
-                    target = _file_of(members, [*above, *(node.module or "").split(".")])
-                    return _load_environment(members, target, alias.name, hops - 1)
+                    return _load_environment(members, _imported_file(members, file, node), alias.name, hops - 1)
     return None
+
+
+def _imported_file(members: Members, file: str, node: ast.ImportFrom) -> str:
+    """Return the file of the module that `from … import` names in a file of the package."""
+    parts = file.removesuffix(".py").split("/")
+    above = parts[: len(parts) - node.level] if node.level else []
+    return _file_of(members, [*above, *(node.module or "").split(".")])
 
 
 def _file_of(members: Members, parts: list[str]) -> str:

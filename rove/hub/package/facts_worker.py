@@ -18,6 +18,8 @@ def setup(folder: str, module: str, examples: int, seed: int) -> dict[str, Any]:
     compat.install_fallback()
     env = load_environment(module, folder)
     scores = asyncio.run(_run_policies(env, examples, seed))
+    if not scores:
+        asyncio.run(_connect_servers(env))
     tools: set[str] = set()
     base_classes: set[str] = set()
     for part in env.components:
@@ -45,9 +47,12 @@ async def _run_policies(env: Environment, examples: int, seed: int) -> dict[str,
             "failed": len(errors),
             "error": f"{errors[-1].type}: {errors[-1].message}" if errors else "",
         }
-    if not scores:
-        for part in env.components:
-            if hasattr(part, "connect"):  # the tools of an MCP server are known only once it runs
-                await part.connect()
-        await env.tear_down()
     return scores
+
+
+async def _connect_servers(env: Environment) -> None:
+    """Start the MCP servers of an environment without policies: their tools are known only once they run."""
+    for part in env.components:
+        if hasattr(part, "connect"):
+            await part.connect()
+    await env.tear_down()

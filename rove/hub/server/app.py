@@ -256,7 +256,7 @@ class _Hub:
     async def yank(self, request: web.Request) -> web.StreamResponse:
         target = _authorized_target(request)
         reason = (await self._body(request, _Yank)).reason
-        if len(reason) > MAX_REASON_CHARS or not (reason or " ").isprintable() or find_markup(reason):
+        if len(reason) > MAX_REASON_CHARS or not reason.isprintable() or find_markup(reason):
             raise RejectedError(
                 400, f"the reason must be one line of plain text of at most {MAX_REASON_CHARS} characters"
             )
@@ -275,7 +275,7 @@ class _Hub:
 
     async def set_visibility(self, request: web.Request) -> web.StreamResponse:
         owner, name = _owner_and_name(request)
-        if request[ACCESS].owner is None:
+        if request[ACCESS].owner is None:  # before the body is read; `set_private` checks every other token
             request[ACCESS].check_upload(owner, name)
         visibility = (await self._body(request, _Visibility)).visibility
         if visibility not in ("public", "private"):

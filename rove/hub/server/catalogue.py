@@ -218,7 +218,8 @@ def find_run(store: Store, owner: str, name: str, version: str, id: str, reader:
     for run in runs(store, owner, name, version, reader)["runs"]:
         if run["id"] == id:
             path = store.files / owner / name / version / "runs" / f"{id}.json"
-            return FoundFile(path, "run", run["sha256"], True)
+            # As if it were private: the query does not tell whether the environment is public.
+            return FoundFile(path, "run", run["sha256"], private=True)
     raise RejectedError(404, "this hub has no such results")
 
 

@@ -406,7 +406,10 @@ def read_action(text: str, names: Sequence[str]) -> int | None:
     if answer in lowered:
         return lowered.index(answer)
     if re.fullmatch(r"\d+", answer):
-        return int(answer) if int(answer) < len(names) else None
+        # Numbers as names are those of a space that may begin at another number than 0.
+        are_numbers = all(re.fullmatch(r"-?\d+", name) for name in names)
+        numbers = [int(name) for name in names] if are_numbers else list(range(len(names)))
+        return numbers.index(int(answer)) if int(answer) in numbers else None
     # The longest first: a name may be a part of another, as in "turn" and "turn left".
     alternatives = "|".join(map(re.escape, sorted(lowered, key=len, reverse=True)))
     mentions = re.findall(rf"\b({alternatives})\b", answer) if alternatives else []

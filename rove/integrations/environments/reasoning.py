@@ -77,7 +77,8 @@ class ReasoningGymEnv(SingleTurnEnv):
         score_seconds: time limit for scoring one answer.
         max_workers: maximum answers scored at a time. Default: the number of cores, at most 8.
         python: interpreter of another virtual environment with reasoning-gym; this environment then does not need the
-        library. Everything else: see `Environment`.
+            library.
+        Everything else: see `Environment`.
 
     Raises:
         ConfigError: reasoning-gym is not installed, or an argument is out of range; when the dataset is read: a family does not

@@ -87,7 +87,8 @@ class TextArenaEnv(MultiTurnEnv):
         call_seconds: time limit of one call of the game.
         offline: whether network access is refused to games.
         python: interpreter of another virtual environment with TextArena; this environment then does not need the
-        library. Everything else: see `MultiTurnEnv`. The default of `max_turns` is 100.
+            library.
+        Everything else: see `MultiTurnEnv`. The default of `max_turns` is 100.
 
     Raises:
         ConfigError: TextArena is not installed, or an argument is out of range.

@@ -217,6 +217,7 @@ class Call:
             max_length = self.max_message_bytes if kind == QUESTION else self.limit + 16
             if length > max_length:
                 self.outcome = "garbled"
+                return
             end = ANSWER.size + length
             if len(unread) < end:
                 break

@@ -60,8 +60,11 @@ class HostCaller:
             write_all(self.answers, ANSWER.pack(self.number, QUESTION, len(body)) + body)
             reply: dict[str, Any] = {}
             while reply.get("id") != self._last_id:
-                head = read_all(self.requests, REQUEST.size) or os._exit(0)  # the supervisor is gone
-                reply = json.loads(read_all(self.requests, REQUEST.unpack(head)[2]) or b"{}")
+                head = read_all(self.requests, REQUEST.size)
+                if head is None:  # the supervisor is gone
+                    os._exit(0)
+                _, _, reply_length = REQUEST.unpack(head)
+                reply = json.loads(read_all(self.requests, reply_length) or b"{}")
         if "error" in reply:
             raise RuntimeError(reply["error"])
         return reply["value"]

@@ -93,9 +93,9 @@ class Supervisor:
         call = self._run(python, request, payload)
         if call.outcome == "answered":
             return self._result(call, value=call.text, failed=call.failed, restarted=restarted)
-        cause = "wrote a malformed answer" if call.outcome == "garbled" else ""
+        cause = "wrote a malformed answer"
         if call.outcome == "ended":
-            cause = _cause(self._end_of(python))
+            cause = _cause(self._end_of(python))  # before `_stop_all`, which forgets the exit statuses
         self._stop_all()
         if call.outcome == "late":
             return self._timeout_result(call, request)

@@ -85,7 +85,7 @@ async def test_a_folder_and_a_web_server_have_the_same_content(location: str, hu
 
 async def test_search_without_an_api_reads_the_index(location: str) -> None:
     async with Hub(location) as client:
-        queries = [{}, {"words": "tripling OF"}, {"tag": "math"}, {"words": "bob"}]
+        queries = [{"tag": ""}, {"words": "tripling OF"}, {"tag": "math"}, {"words": "bob"}]
         owners = [[listed.owner for listed in (await client.search(**query))[0]] for query in queries]
         assert owners == [["alice", "bob"], ["bob"], ["alice"], ["bob"]]
         page, total = await client.search(limit=1, offset=1)
@@ -104,6 +104,9 @@ async def test_missing_environments_versions_files_and_hubs_are_errors(location:
     assert not wheels_in(tmp_path)
     async with Hub(str(tmp_path)) as client:
         with pytest.raises(HubError, match="expected a hub"):
+            await client.index()
+        (tmp_path / "index.json").symlink_to("index.json")
+        with pytest.raises(HubError, match=f"{tmp_path}/index.json cannot be read"):
             await client.index()
     with pytest.raises(ConfigError, match="not an existing folder"):
         async with Hub(str(tmp_path / "nowhere")) as client:

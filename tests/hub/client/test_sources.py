@@ -100,7 +100,7 @@ def test_a_wheel_without_a_manifest_has_an_inferred_one(tmp_path: Path) -> None:
     offer = offer_of_wheel(put_wheel(tmp_path))
     assert offer.reference == Reference("local", "my-sums", "1.0") and offer.content == b"" and offer.sha256 == ""
     assert (offer.manifest.compatibility, offer.manifest.module) == (ROVE, "my_sums")
-    extra = "Requires-Dist: verifiers (>=0.1.5)\nRequires-Dist: verifiers-more\n"
+    extra = "Requires-Dist: Verifiers (>=0.1.5)\nRequires-Dist: verifiers-more\n"
     old = with_record(wheel_files("old", "1.0", {"old.py": MODULE}, extra))
     assert offer_of_wheel(put_wheel(tmp_path, old, "old-1.0-py3-none-any.whl")).manifest.compatibility == V0
 

@@ -63,6 +63,7 @@ def environment_page(hub: str, page: EnvironmentPage, leaf: str) -> bytes:
     location, listed = PageLocation(2, leaf), page.listed
     owner, name = listed["owner"], listed["name"]
     title = link(location.front(owner=owner), text(owner)) + "/" + text(name)
+    yanked = _yanked(page.release.yanked, "This version was yanked")
     main = [*_readme(page, location), *_card(page), *_results(page), *_versions(page, location)]
     install = tag("section", "\n".join(_install(owner, name)), "install")
     manifest = tag("section", "\n".join(_manifest(page.manifest)), "manifest")
@@ -70,7 +71,7 @@ def environment_page(hub: str, page: EnvironmentPage, leaf: str) -> bytes:
         tag("h1", f"{title} {tag('small', text(listed['version']))}"),
         tag("p", text(listed["description"])),
         tag("p", "".join(entry_facts(listed, location)), "facts"),
-        tag("p", _yanked(page.release.yanked, "This version was yanked")),
+        tag("p", yanked) if yanked else "",
         tag("div", install + tag("div", "\n".join(main), "story") + manifest, "split"),
     ]
     reference = f"{owner}/{name}"

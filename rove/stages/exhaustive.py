@@ -87,8 +87,8 @@ def exhaustive_table(config: ExhaustiveConfig, results: Mapping[str, JsonMapping
     table.add_section()
     check_names = dict.fromkeys(chain.from_iterable(result["checks"] for result in columns))
     for name in check_names:
-        checks = [result["checks"].get(name, {"seen": 0, "total": 0}) for result in columns]
-        table.add_row(name, *(f"{check['seen']}/{check['total']}" for check in checks))
+        checks = [result["checks"].get(name, {"taken": 0, "total": 0}) for result in columns]
+        table.add_row(name, *(f"{check['taken']}/{check['total']}" for check in checks))
     table.add_section()
     table.add_row(styled(("exact means against a random opponent, %", "dim")))
     for name in config.values:

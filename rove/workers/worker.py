@@ -126,7 +126,13 @@ class Worker:
                 head = await reader.readexactly(LENGTH.size)
                 body = await reader.readexactly(LENGTH.unpack(head)[0])
                 self._receive(json.loads(body))
-        except (OSError, EOFError, *UNREADABLE):
+        except (
+            OSError,
+            EOFError,
+            *UNREADABLE,
+            KeyError,
+            TypeError,
+        ):  # the last two: a frame with other fields than ours
             self._disconnect()
 
     def _receive(self, frame: JsonObject) -> None:

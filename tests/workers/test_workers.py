@@ -339,6 +339,30 @@ def test_a_worker_can_call_back_and_answer_concurrently(tmp_path: Path) -> None:
     assert "no handler for its call of 'double'" in str(asyncio.run(main(None)))
 
 
+@pytest.mark.parametrize(
+    "frame", ['{"result": 1}', "[1]", '{"id": [], "result": 1}', '{"id": 1, "error": {"text": ""}}', "{"]
+)
+def test_a_frame_that_cannot_be_read_ends_the_worker(tmp_path: Path, frame: str) -> None:
+    module = tmp_path / "babbling.py"
+    module.write_text(
+        "import struct\n"
+        "def serve(connection, module):\n"
+        f"    connection.recv(4)\n    body = {frame!r}.encode()\n"
+        "    connection.sendall(struct.pack('<I', len(body)) + body)\n"
+        "    connection.recv(1 << 20)\n    connection.recv(1)\n"
+    )
+
+    async def ask() -> None:
+        workers = Workers(module)
+        try:
+            await (await workers.open()).call("any", timeout=60)
+        finally:
+            workers.close()
+
+    with pytest.raises(WorkerError, match="ended|closed"):
+        asyncio.run(ask())
+
+
 def test_concurrent_calls_before_the_fork_server_has_started(workers: Workers) -> None:
     async def add_one() -> int:
         return await (await workers.open()).call("add", number=1)

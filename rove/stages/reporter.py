@@ -20,6 +20,7 @@ from rove.core.records import RolloutRecord
 from rove.stages.tables import rollout_text
 from rove.utils.console import SafeConsole, styled
 from rove.utils.terminal_text import inert
+from rove.utils.units import human_seconds
 
 WIDTH = 100
 """Width in columns if the output is not a terminal."""
@@ -76,27 +77,49 @@ class TaskProgress:
         total: Number of steps; 0 if it is unknown.
         show: Called after every change.
         done: Number of steps that an earlier process finished.
+        clock: Function that returns the time in seconds; tests pass their own clock.
     """
 
-    def __init__(self, title: str, total: int, show: Callable[[TaskProgress], None], done: int = 0):
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        show: Callable[[TaskProgress], None],
+        done: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.title = title
         self.count = done
         self.total = total
         self.status: str | Text = ""
         self.step = StepProgress()
         """Progress within the current step."""
-        self._show = show
+        self._show, self._clock = show, clock
+        self._first: tuple[int, float] | None = None
+        """Number and time of the first step that was recorded: the work before it, such as loading, is not repeated."""
 
     def __call__(self, count: int, status: str | Text, total: int | None = None) -> None:
         """Record that `count` steps are done, with a status text; pass `total` if the number of steps becomes known only now."""
         self.count, self.status, self.total = count, status, total or self.total
+        if self._first is None:
+            self._first = (count, self._clock())
         self.step.start_next()
         self._show(self)
 
     @property
     def line(self) -> Text:
         """Return one line for a plain log."""
-        return styled(f"{self.title} {self.count}/{self.total or '?'}  ").append(_as_text(self.status))
+        counts = f"{self.title} {self.count}/{self.total or '?'}{self._time_left()}  "
+        return styled(counts).append(_as_text(self.status))
+
+    def _time_left(self) -> str:
+        """Return text such as ", up to 5.0 min left" ("up to": some tasks end early); "" if the time is unknown or short."""
+        if self._first is None or self.count <= self._first[0] or not self.total:
+            return ""
+        first_count, first_time = self._first
+        seconds_per_step = (self._clock() - first_time) / (self.count - first_count)
+        seconds = seconds_per_step * (self.total - self.count)
+        return f", up to {human_seconds(seconds)} left" if seconds > SHOW_AFTER_S else ""
 
 
 class Reporter(Protocol):

@@ -125,22 +125,21 @@ def _with_shorter_sft(values: Mapping[str, Any], estimate: Estimate, seconds: fl
     needed = estimate.data + estimate.sft_steps * estimate.sft_step
     if needed <= seconds:
         return estimate
-    steps_per_epoch = estimate.sft_steps / sft["epochs"]
-    epochs = int((seconds - estimate.data) / (steps_per_epoch * estimate.sft_step))
-    if epochs >= 1:
-        sft["epochs"] = epochs
-        return msgspec.structs.replace(estimate, sft_steps=round(steps_per_epoch * epochs))
-    # One epoch of fewer rollouts, but of enough for the fewest steps.
-    share = seconds / (estimate.data + steps_per_epoch * estimate.sft_step)
-    share = min(1.0, max(share, MIN_STEPS / steps_per_epoch))
-    sft["epochs"] = 1
-    # Fewer rollouts per example first: a model that sees few of the examples memorizes them.
-    rollouts = share * data["num_examples"] * data["rollouts_per_example"]
-    data["rollouts_per_example"] = max(1, int(rollouts / data["num_examples"]))
-    data["num_examples"] = max(1, min(data["num_examples"], int(rollouts / data["rollouts_per_example"])))
-    return msgspec.structs.replace(
-        estimate, data=estimate.data * share, sft_steps=max(1, round(steps_per_epoch * share))
-    )
+    epoch_steps = estimate.sft_steps / sft["epochs"]
+    share = seconds / (estimate.data + epoch_steps * estimate.sft_step)
+    if share < 1.0:  # Less than an epoch fits: fewer rollouts, but enough for the fewest steps.
+        whole = data["num_examples"] * data["rollouts_per_example"]
+        rollouts = min(1.0, max(share, MIN_STEPS / epoch_steps)) * whole
+        # Fewer rollouts per example first: a model that sees few of the examples memorizes them.
+        data["rollouts_per_example"] = max(1, int(rollouts / data["num_examples"]))
+        data["num_examples"] = max(1, min(data["num_examples"], int(rollouts / data["rollouts_per_example"])))
+        used_share = data["num_examples"] * data["rollouts_per_example"] / whole
+        estimate = msgspec.structs.replace(estimate, data=estimate.data * used_share)
+        epoch_steps *= used_share
+    fitting_steps = max(MIN_STEPS, int((seconds - estimate.data) / estimate.sft_step))
+    # The last epoch may be longer than the time, which then ends SFT.
+    sft["epochs"] = min(sft["epochs"], max(1, math.ceil(fitting_steps / epoch_steps)))
+    return msgspec.structs.replace(estimate, sft_steps=max(1, min(fitting_steps, round(epoch_steps * sft["epochs"]))))
 
 
 def _with_shorter_rl(rl: dict[str, Any], estimate: Estimate, seconds: float) -> Estimate:

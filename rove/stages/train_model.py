@@ -264,7 +264,6 @@ def run_recipe(pipeline: Pipeline, file: Path, smoke: bool = False) -> PipelineR
         smoke: Whether the sizes are tiny, so that figures and diagnoses are meaningless.
     """
     from rove.stages.diagnoser import Diagnoser
-    from rove.stages.preparation import write_evidence
     from rove.stages.second_start import PlateauError, may_start_again, start_again
 
     recipe, reporter = pipeline.recipe, pipeline.reporter
@@ -274,10 +273,9 @@ def run_recipe(pipeline: Pipeline, file: Path, smoke: bool = False) -> PipelineR
         for diagnosis in diagnoses:
             reporter.note(f"diagnosis of {diagnosis.stage}: {diagnosis}", important=True)
         return PipelineResult(recipe, pipeline.rows, diagnoses)
-    if not (recipe.folder / RECIPE).exists():
-        _keep_recipe(file, recipe.folder)
-    if not (recipe.folder / EVIDENCE).exists():  # the recipe was given
-        write_evidence(recipe, reporter)
+    _begin_folder(recipe, file, reporter)
+    if not smoke:
+        _show_plan(recipe, reporter)
     may_repeat = not smoke and pipeline.ranks.size == 1 and may_start_again(recipe, file)
     diagnoser = Diagnoser(pipeline, may_repeat)
     if not smoke:
@@ -302,6 +300,25 @@ def run_recipe(pipeline: Pipeline, file: Path, smoke: bool = False) -> PipelineR
     if not smoke:
         diagnoser.print_all()
     return PipelineResult(recipe, rows, diagnoser.diagnoses)
+
+
+def _begin_folder(recipe: Recipe, file: Path, reporter: Reporter) -> None:
+    """Write the recipe and the evidence, which diagnoses need, unless the folder has them."""
+    from rove.stages.preparation import write_evidence
+
+    if not (recipe.folder / RECIPE).exists():
+        _keep_recipe(file, recipe.folder)
+    if not (recipe.folder / EVIDENCE).exists():  # the recipe was given
+        write_evidence(recipe, reporter)
+
+
+def _show_plan(recipe: Recipe, reporter: Reporter) -> None:
+    """Show the stages with their maximum time, if rove has chosen the recipe and estimated its time."""
+    from rove.stages.plan import plan_table, read_estimate
+
+    estimate = read_estimate(recipe.folder)
+    if estimate is not None:
+        reporter.table(plan_table(recipe, estimate))
 
 
 def _keep_recipe(file: Path, folder: Path) -> None:

@@ -20,6 +20,7 @@ from rove.stages.reporter import (
     Reporter,
     SilentReporter,
     StepProgress,
+    TaskProgress,
 )
 
 WAIT_S = 30.0
@@ -61,6 +62,17 @@ class Log(io.StringIO):
         if self.expected_text in self.getvalue():
             self.was_written.set()
         return count
+
+
+def test_a_line_of_a_log_says_how_long_the_remaining_steps_take():
+    clock = Clock()
+    task = TaskProgress("rl", 100, lambda task: None, clock=clock)
+    lines: list[str] = []
+    for count, seconds in ((0, 50.0), (10, 80.0), (97, 341.0)):
+        clock.seconds = seconds
+        task(count, "reward 0.5")
+        lines.append(task.line.plain)
+    assert lines == ["rl 0/100  reward 0.5", "rl 10/100, up to 4.5 min left  reward 0.5", "rl 97/100  reward 0.5"]
 
 
 def test_a_plain_log_gets_a_line_while_a_step_runs():

@@ -100,6 +100,12 @@ def test_if_time_is_short_sft_gets_fewer_epochs_before_fewer_examples(examples: 
     assert used[0] == examples or used[1] == 1
 
 
+def test_the_time_ends_sft_in_its_last_epoch():
+    sections, estimate = fit_to_time(recipe(), estimated(), minutes=26)
+    epochs, steps_per_epoch = by_name(sections)["sft"]["epochs"], 120 // SFT["epochs"]
+    assert (epochs - 1) * steps_per_epoch < estimate.sft_steps < epochs * steps_per_epoch
+
+
 def test_too_little_time_is_refused_with_the_time_needed():
     with pytest.raises(
         ConfigError, match=r"minutes is 2; expected at least \d+: the smallest recipe takes that long"

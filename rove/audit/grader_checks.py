@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import re
 import statistics
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from rove.audit.answer_checks import VARIANT, corrupted
@@ -66,10 +68,14 @@ MAX_SHOWN = 4
 
 
 async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding about strange replies that break the grader.
+    """Yield findings about ordinary replies, and about strange replies, that break the grader.
 
     The search ends at the first ordinary reply that ends or blocks the worker, because each such reply takes a long time.
     """
+    ordinary = _ordinary_failures(base)
+    if ordinary:
+        yield _failing_grader(subject, base, ordinary)
+    ordinary_errors = {_error_key(record) for record in ordinary}
     broken: dict[str, RolloutRecord] = {}
     strange: dict[str, Policy] = {name: constant(text) for name, text in NASTY.items()}
     strange |= {f"{name}{IN_ANSWER}": constant(base.form(text)) for name, text in NASTY.items()}
@@ -88,7 +94,8 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         count = 1 if name == TOWER else NASTY_EXAMPLES
         measured = await subject.measure(f"{STRANGE}{name}", policy, count, is_recorded=False, max_turns=FEW_TURNS)
         failed = await _first_failure(subject, policy, measured)
-        if failed is not None:
+        # With an error that ordinary replies cause, too, the reply is not the reason.
+        if failed is not None and _error_key(failed) not in ordinary_errors:
             broken[name] = failed
             # After an unusual reply, an ordinary one may fail as well, which is worse.
             if is_worker_failure(failed) and not _is_unusual(name):
@@ -115,6 +122,53 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
             prompt=prompt,
             completion=completion or EMPTY,
         )
+
+
+def _ordinary_failures(base: Baseline) -> list[RolloutRecord]:
+    """Return the failed rollouts of scripted policies, right answers and guesses.
+
+    Rollouts that ended or blocked their worker, or exceeded a time limit, are left out: `check_worker_failures` repeats them.
+    Errors in the phase "model" are those of a scripted policy.
+    """
+    return [
+        record
+        for record in _ordinary_records(base)
+        if _is_broken(record) and not _depends_on_time(record) and _error_key(record)[0] != "model"
+    ]
+
+
+def _ordinary_records(base: Baseline) -> list[RolloutRecord]:
+    measured = [*base.honest, base.floor]
+    if base.right_answer is not None:
+        measured.append(base.right_answer)
+    by_name = {policy.name: policy.records for policy in measured}  # a policy may be the floor, too
+    return list(itertools.chain.from_iterable(by_name.values()))
+
+
+def _error_key(record: RolloutRecord) -> tuple[str, str]:
+    """Return the phase, such as "reward NAME", and the type of a failed rollout's error."""
+    assert record.error is not None
+    return record.error.phase, record.error.type
+
+
+def _failing_grader(subject: Subject, base: Baseline, failures: Sequence[RolloutRecord]) -> Finding:
+    """Return the finding about ordinary replies that break the grader; it names the most frequent error."""
+    [(key, _)] = Counter(map(_error_key, failures)).most_common(1)
+    record = next(record for record in failures if _error_key(record) == key)
+    prompt, completion = evidence(record, MAX_REPLY_CHARS)
+    count = len(_ordinary_records(base))
+    return Finding(
+        id="grader-robustness",
+        severity=Severity.HIGH,
+        text=(
+            f"{len(failures) / count:.0%} of {count} rollouts with ordinary replies fail; the most frequent error, in {key[0]}: "
+            f"{subject.error_text(record)}. The other checks use only the rollouts that do not fail"
+        ),
+        cause="an error in the grader's code, or a row that it does not expect",
+        remedy="fix the line that raises the error, or correct the rows, and repeat the audit",
+        prompt=prompt,
+        completion=completion or EMPTY,
+    )
 
 
 def _rank(name: str, record: RolloutRecord) -> tuple[bool, bool, bool]:

@@ -35,7 +35,7 @@ from rove.cli.options import (
     template_options,
     trust_option,
 )
-from rove.cli.suite import print_settings, resolve, run_suite
+from rove.cli.suite import print_settings, resolve, run_suite, steps_to_complete
 from rove.clients.scripted import ScriptedClient
 from rove.core.config import merge
 from rove.core.errors import ConfigError, RunError
@@ -65,10 +65,7 @@ def print_summary(config: EvalConfig, summary: JsonObject, run: Run | None, cons
     next_steps = []
     if run is not None:
         next_steps.append(f"look at the rollouts: rove view {run.path}")
-        # A ConfigError is the same in every repetition.
-        config_errors = sum(count for label, count in summary["errors"].items() if label.endswith(": ConfigError"))
-        if summary["failed"] > config_errors or summary.get("not_run", 0) != 0:
-            next_steps.append("repeat the command to run what is missing or failed")
+        next_steps += steps_to_complete([summary])
     words = ["-m", config.model, *(["-b", config.base_url] if config.base_url else [])]
     words += ["-k", config.api_key_var] if config.api_key_var != API_KEY_VAR else []
     next_steps.append(

@@ -147,6 +147,8 @@ FLAG_SETTINGS = {
     "ray": "ray.address",
 }
 """The settings of flags whose names are shorter than the setting's dotted name."""
+RECIPE_TABLES = {"rl", "evaluation", "columns"}
+"""Tables that every recipe has, and no settings file of a single command."""
 
 
 def examples(*lines: str, note: str = "") -> str:
@@ -164,6 +166,10 @@ def settings(kind: type[T], ctx: click.Context, bare: str = "", **named: Any) ->
             raise ConfigError(f"unknown flag '{word}'; see --help, or give settings as --key value")
     for file in settings_files(ctx.args):
         values = read_toml(file)
+        if values.keys() >= RECIPE_TABLES:
+            raise ConfigError(
+                f"{file} is a recipe of rove train; check it with rove train ENV --recipe {file} --dry-run"
+            )
         confirm_foreign(Path(file), values["config"] if values.keys() >= RUN_CONFIG else values, kind)
     return load(kind, named, list(ctx.args), bare, flags)
 

@@ -6,7 +6,9 @@ file, an `[[eval]]` table, a combination of values of its `sweep`, the command l
 
 from __future__ import annotations
 
+import builtins
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -36,6 +38,15 @@ from rove.utils.console import styled
 from rove.utils.processes import release_memory
 from rove.utils.terminal_text import inert, inert_toml
 
+CODE_ERRORS = frozenset(
+    error.__name__
+    for error in vars(builtins).values()
+    if isinstance(error, type)
+    and issubclass(
+        error, (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
+    )
+) | {"Error"}
+"""Types of errors that a rollout raises again when it is repeated: errors of code, and rove's for an invalid reward."""
 ENVIRONMENT_DEFAULTS = frozenset({*Options.__struct_fields__, "max_tokens", "temperature"})
 """Settings for which an environment may define defaults: those for how to evaluate, but not model, keys or files."""
 
@@ -177,6 +188,27 @@ def _is_sound(row: JsonMapping) -> bool:
     return bool(row["scored"] or not row["failed"])
 
 
+def steps_to_complete(summaries: Sequence[JsonMapping]) -> list[str]:
+    """Return hints how to run the missing and failed rollouts of evaluations."""
+    code_errors: Counter[str] = Counter()
+    is_incomplete = False
+    for summary in summaries:
+        is_incomplete |= "error" in summary or summary.get("not_run", 0) != 0
+        for label, count in summary.get("errors", {}).items():
+            error_type = label.rpartition(": ")[2]
+            if error_type in CODE_ERRORS:
+                code_errors[label] += count
+            elif error_type != "ConfigError":  # its message states the fix
+                is_incomplete = True
+    steps: list[str] = []
+    if code_errors:
+        listed = ", ".join(sorted(code_errors))
+        steps.append(f"fix the environment's code ({listed}), then repeat the command: without a fix, it fails again")
+    if is_incomplete:
+        steps.append("repeat the command to run what is missing or failed")
+    return steps
+
+
 def _print_rows(rows: Sequence[JsonMapping], console: Console) -> None:
     console.print(suite_table(rows))
     stopped = [row for row in rows if "error" in row]
@@ -188,8 +220,7 @@ def _print_rows(rows: Sequence[JsonMapping], console: Console) -> None:
         for name, error in row.get("broken_rewards", {}).items():
             message = f"{row['env']} · {short(row['model'])}: {broken_reward(name, error)}"
             console.print(message, style="red", soft_wrap=True)
-    is_complete = not stopped and not any(row.get("failed") or row.get("not_run") for row in rows)
-    steps = [] if is_complete else ["repeat the command to run what is missing or failed"]
+    steps = steps_to_complete(rows)
     for a, b in itertools.combinations((row for row in rows if row["run"]), 2):
         if a["env"] == b["env"]:
             steps.append(f"compare two of them: rove compare {a['run']} {b['run']}")

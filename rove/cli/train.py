@@ -53,12 +53,12 @@ def print_plan(path: Path, recipe: Recipe, pipeline: Pipeline, is_given: bool, a
     if estimate is None:
         estimate = estimate_recipe(recipe, pipeline.reporter)
     console.print(path.read_text("utf-8"), soft_wrap=True)
-    console.print(plan_table(recipe, estimate))
-    for note in pipeline.notes():
-        pipeline.reporter.warning(note)
     diagnoses = examined_diagnoses(recipe.folder)
     for diagnosis in diagnoses:
         pipeline.reporter.note(f"diagnosis of {EXAMINE}: {diagnosis}", important=True)
+    console.print(plan_table(recipe, estimate))
+    for note in pipeline.notes():
+        pipeline.reporter.warning(note)
     if as_json:
         values = {"recipe": str(path), "estimate": estimate, "diagnoses": diagnoses}
         print_json(msgspec.to_builtins(values))

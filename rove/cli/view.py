@@ -12,8 +12,9 @@ from rove.cli.common import console_for, hint
 from rove.cli.options import examples, in_range
 from rove.core.errors import ConfigError
 from rove.core.ranges import NonNegativeInt, Port
+from rove.runs.layout import is_train_folder
 from rove.runs.run import Run
-from rove.runs.train_folder import TrainFolder, is_train_folder
+from rove.runs.train_folder import TrainFolder
 from rove.stages.naming import RUNS
 from rove.utils.event_loop import run_async
 from rove.utils.terminal_text import inert

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +13,14 @@ from rove.core.plain import Info, JsonObject, MessageDict, ToolDefinition
 from rove.core.renderings import Rendering
 
 SCHEMA_VERSION = 2
+ROVE = Path(__file__).parents[1]
+"""Folder of rove's own code."""
+BUNDLED_ENVIRONMENTS = ROVE / "_environments"
+"""Folder of the environments in an installed rove."""
+PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
+"""Matches the path of a file of an installed package."""
+STANDARD_LIBRARY = re.compile(r"^<|[/\\]lib[/\\]python3")
+"""Matches the path of a file of Python itself, or of code without a file, such as "<string>"."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -126,9 +136,25 @@ class ErrorInfo(msgspec.Struct, frozen=True):
 
     @property
     def source_line(self) -> str:
-        """The innermost file and line of the traceback, in brackets; "" without a traceback."""
-        lines = [line.strip() for line in self.traceback.splitlines() if line.strip().startswith("File ")]
-        return f" ({lines[-1]})" if lines else ""
+        """The innermost line of the user's code in the traceback, in brackets; "" if there is none.
+
+        Lines of installed packages, such as an environment from the hub, count if there is no other line. Lines of rove and of
+        Python never count: a user cannot fix them.
+        """
+        stripped_lines = [line.strip() for line in self.traceback.splitlines()]
+        frames = [line for line in stripped_lines if line.startswith('File "')]
+        outside = [frame for frame in frames if not _is_internal(frame.split('"')[1])]
+        own = [frame for frame in outside if not PACKAGES.search(frame)]
+        innermost = (own or outside)[-1:]
+        return f" ({innermost[0]})" if innermost else ""
+
+
+def _is_internal(file: str) -> bool:
+    """Return whether a file belongs to rove or Python."""
+    path = Path(file)
+    if path.is_relative_to(ROVE):
+        return not path.is_relative_to(BUNDLED_ENVIRONMENTS)
+    return STANDARD_LIBRARY.search(file) is not None and PACKAGES.search(file) is None
 
 
 class Timing(msgspec.Struct, frozen=True):

@@ -162,11 +162,12 @@ def _example(
     columns = [column for column in (question_column, answer_column, choices_column) if column is not None]
     for name in columns:
         if _is_blank(row.values.get(name)):
-            names = ", ".join(repr(str(column)) for column in row.values)
-            raise ConfigError(
-                f"{path}, {row.position} has no value in the column '{name}'; its columns: {names}. Name other columns in "
-                'env_args (-a): {"question_column": "…", "answer_column": "…"}'
-            )
+            advice = "fill it in, or remove the row"
+            if name not in row.values:
+                names = ", ".join(repr(str(column)) for column in row.values)
+                advice = f"its columns: {names}. Name other columns in env_args (-a): "
+                advice += '{"question_column": "…", "answer_column": "…"}'
+            raise ConfigError(f"{path}, {row.position} has no value in the column '{name}'; {advice}")
     question = _question(path, row, question_column)
     answers = _answers(path, row, answer_column)
     example: Row = {"info": {name: value for name, value in row.values.items() if name not in columns}}

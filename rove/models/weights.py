@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from transformers.utils import logging
 from rove.core.digest import ADAPTER_CONFIG
 from rove.core.errors import ConfigError
 from rove.models.older_releases import write_json
+from rove.runs.layout import is_train_folder
+from rove.runs.train_folder import TrainFolder
 from rove.utils.systems import rename
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -169,8 +172,21 @@ def _record_dtype(file: Path, dtype: torch.dtype) -> None:
 
 
 def folder_hint(folder: Path) -> str:
-    """Return the end of an error message: if `folder` is a run folder, a hint that names the model folder inside."""
+    """Return the end of an error message: if `folder` is that of a run or `rove train`, a hint that names the model inside."""
+    trained = _trained_model(folder)
+    if trained is not None:
+        return f"; did you mean {trained}?"
+    if not folder.is_dir() or not is_train_folder(os.listdir(folder)):
+        return ""
+    models = [_trained_model(stage.path) for stage in TrainFolder(folder).stages()]
+    newest = next((model for model in reversed(models) if model is not None), None)
+    hint = "without a trained model" if newest is None else f"whose newest model is {newest}"
+    return f"; it is a folder of rove train, {hint}"
+
+
+def _trained_model(run: Path) -> Path | None:
+    """Return the model folder inside a run folder; None if it has no model."""
     for name in ("final", "checkpoints/best"):
-        if (folder / name / "config.json").exists() or (folder / name / ADAPTER_CONFIG).exists():
-            return f"; did you mean {folder / name}?"
-    return ""
+        if (run / name / "config.json").exists() or (run / name / ADAPTER_CONFIG).exists():
+            return run / name
+    return None

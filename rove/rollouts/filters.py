@@ -134,6 +134,9 @@ class Filter:
             tree = ast.parse(self.expression.strip(), mode="eval")
         except SyntaxError as error:
             position = f" at character {error.offset}" if error.offset else ""
+            refused = self.expression.strip()[(error.offset or 1) - 1 :]
+            if refused.startswith("=") and not refused.startswith("=>"):
+                position += " (a comparison is written ==)"
             raise self._error(f"{error.msg}{position}; write it like 'metrics.win > 0 and not is_truncated'") from error
         except (ValueError, RecursionError, MemoryError) as error:  # a null character, or nothing but brackets
             raise self._error(f"not an expression: {error}") from error

@@ -10,6 +10,7 @@ import msgspec
 
 from rove.core.errors import RunError
 from rove.core.plain import JsonObject, JsonValue
+from rove.runs.layout import runs_hint
 from rove.runs.schema import Config, Stopped, Summary, decoded, decoded_row
 from rove.utils.files import open_regular, read_lines, read_regular
 
@@ -58,7 +59,7 @@ class RunFiles:
         if not os.path.lexists(self.path):
             raise RunError(f"{self.path} is not a run folder: it does not exist")
         if not os.path.lexists(file):
-            raise RunError(f"{self.path} is not a run folder: it has no config.toml")
+            raise RunError(f"{self.path} is not a run folder: it has no config.toml{runs_hint(self.path)}")
         try:
             return decoded(file, read_regular(file), Config, msgspec.toml.decode)
         except RunError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -14,24 +14,19 @@ import msgspec
 from rove.core.errors import RunError
 from rove.core.findings import Finding
 from rove.core.plain import UNREADABLE, JsonObject
+from rove.runs.layout import COMPLETE, DIAGNOSES, EVALUATIONS, RECIPE, RESULTS
 from rove.runs.run import Run
 from rove.utils.files import open_regular, read_regular
 from rove.utils.systems import lock_file
 
 T = TypeVar("T")
 
-RECIPE, RESULTS, COMPLETE, DIAGNOSES = "recipe.toml", "results.json", "complete.json", "diagnoses.json"
-"""Names of files: settings of all stages, rows of the results table, the mark of a complete run, and diagnoses."""
 LOCK = ".train_lock"
 """File that a command locks while it makes the recipe or trains; the folder of a single run has another one."""
-EVALUATIONS = "eval"
-"""Folder of the evaluations in the results table."""
 FIRST_START = "first_start"
 """Folder that keeps the model, the SFT and the evaluation of a start on which a second one has followed."""
 RECALL_LINE = 'init = "recall"'
 """Line of the recipe of a second start."""
-STAGE = re.compile(r"data|sft|rl\d*|full")
-"""Names of the run folders of stages."""
 
 
 class ResultRow(msgspec.Struct, frozen=True):
@@ -79,7 +74,7 @@ class TrainFolder:
     """The folder of one `rove train`.
 
     Args:
-        path: The folder; see `is_train_folder`.
+        path: The folder; see `rove.runs.layout.is_train_folder`.
     """
 
     def __init__(self, path: str | Path):
@@ -170,18 +165,6 @@ def locked(folder: Path, attempts: int = 1) -> Generator[None]:
                     ) from error
             time.sleep(0.1)
         yield
-
-
-def is_train_folder(names: Collection[str]) -> bool:
-    """Return whether a folder with entries of these names is that of `rove train` or `rove demo`.
-
-    It has no settings of a single run, but results or, before the first ones, a recipe and stages. Runs named sft and eval
-    do not make their common folder such a folder.
-    """
-    if "config.toml" in names:
-        return False
-    has_stages = any(STAGE.fullmatch(name) for name in names)
-    return RESULTS in names or COMPLETE in names or (has_stages and RECIPE in names)
 
 
 def _read(file: Path, kind: type[T], default: T) -> T:

@@ -281,7 +281,8 @@ async def _examine(
     best = scored[teacher_name or policies[-1].name] if policies else []
     hidden = hidden_share(best)
     rewards = {name: [record.reward or 0.0 for record in scored[name]] for name in scored}
-    diagnoses = before_training(rewards, _first_errors(records), hidden)
+    failed = sum(record.error is not None for record in chain.from_iterable(records.values()))
+    diagnoses = before_training(rewards, _first_errors(records), hidden, failed)
     # Training would be in vain: no policy is better than another, or nothing could be scored.
     for diagnosis in diagnoses:
         if diagnosis.id == "no_spread" or not scored:

@@ -346,14 +346,21 @@ def _merged_tokens(merged: Sequence[str], text: str) -> Finding:
 
 
 def before_training(
-    rewards: Mapping[str, Sequence[float]], errors: Mapping[str, str], hidden: float | None
+    rewards: Mapping[str, Sequence[float]], errors: Mapping[str, str], hidden: float | None, failed: int = 0
 ) -> list[Finding]:
-    """Return the obstacles to learning that rollouts of the scripted policies show."""
+    """Return the obstacles to learning that rollouts of the scripted policies show.
+
+    Args:
+        rewards: Policy → rewards of its scored rollouts.
+        errors: Policy → its first error.
+        failed: Number of failed rollouts.
+    """
     scored = list(chain.from_iterable(rewards.values()))
     findings: list[Finding] = []
     if errors:
         name, error = next(iter(errors.items()))
-        amount = "rollouts fail" if scored else "every rollout fails"
+        count = len(scored) + failed
+        amount = f"{failed / count:.0%} of {count} rollouts fail" if scored else "every rollout fails"
         findings.append(Finding("reward_error", f"{amount}; the first, of {name}: {error}"))
         if not scored:
             return findings

@@ -1,8 +1,12 @@
-"""What a model still gets wrong: where its evaluation loses reward, by question, by reply, and by the fields of the rows."""
+"""What a model still gets wrong: where its evaluation loses reward, by question, by reply, by the fields of the rows,
+and by how rollouts of several turns ended.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from statistics import fmean, quantiles
 from typing import NamedTuple
@@ -32,8 +36,10 @@ MAX_CHANCE = 0.01
 """A field is listed if its groups would differ as much by chance with at most this probability (F test)."""
 MIN_EXPLAINED = 0.005
 """Minimum share of the variance of the rewards that a listed field explains."""
-MIN_LOST = 0.005
-"""Minimum share of the lost reward of a listed question or reply."""
+MIN_LOST = 0.03
+"""Minimum share of the lost reward of a listed reply, and of a value of a field in a sentence."""
+MIN_LOST_BY_QUESTION = 0.005
+"""Minimum share of the lost reward of a listed question: questions are examples, of which each loses little."""
 MOST_LOST = 0.9
 """Share of the lost reward for which the summary counts the worst rollouts."""
 FREQUENT_LOST, FREQUENT_REPLIES = 0.1, 3
@@ -42,6 +48,13 @@ MAX_SHORT_CHARS = 90
 """Maximum characters shown of a message in a sentence."""
 MAX_CHARS = 160
 """Maximum characters shown of a question, a reply or a value."""
+LAST_MESSAGE = "last message of the environment"
+TURN_FIELDS = ("stop condition", "number of turns", LAST_MESSAGE)
+"""Fields of the end of a rollout. They are compared only if some rollout has several turns."""
+MIN_SAME_MESSAGES = 3
+"""If there are more than `MAX_VALUES` last messages, only those of at least this number of rollouts have a group of their own,
+and only if it loses at least `MIN_LOST`."""
+OTHER_MESSAGES = "other messages"
 
 
 class Graded(NamedTuple):
@@ -53,7 +66,7 @@ class Graded(NamedTuple):
     """The expected answer; "" if there is none."""
     reply: str
     fields: Mapping[str, str | float]
-    """The fields of the row's `info`, and the length of the question in characters."""
+    """The fields of the row's `info`, the length of the question in characters, and `TURN_FIELDS`."""
     reward: float
     line: int
     """Line in rollouts.jsonl."""
@@ -66,6 +79,7 @@ class _Row(msgspec.Struct, frozen=True):
     prompt: list[MessageDict] = []
     completion: list[MessageDict] = []
     info: object = None
+    stop_condition: str | None = None
 
 
 class _StoredRow(msgspec.Struct, frozen=True):
@@ -83,8 +97,8 @@ def graded_rollouts(index: Index) -> list[Graded]:
     for line, offset, size, reward, answer, reply in index.query(sql):
         row = msgspec.json.decode(read_line(index.file, offset, size), type=_StoredRow).record
         question = _text(row.prompt[-1]) if row.prompt else ""
-        fields = {"length of the question": float(len(question)), **_fields(row.info)}
         turns = sum(message.get("role") == "assistant" for message in row.completion)
+        fields = {"length of the question": float(len(question)), **_turn_fields(row, turns), **_fields(row.info)}
         ending = _ending(row.completion) if turns else ""
         graded.append(Graded(question, answer or "", reply or "", fields, float(reward), line, turns, ending))
     return graded
@@ -102,6 +116,17 @@ def _ending(completion: Sequence[MessageDict]) -> str:
     last = max(position for position, message in enumerate(completion) if message.get("role") == "assistant")
     texts = [cut(_text(message), MAX_SHORT_CHARS) for message in completion[max(0, last - 1) : last + 2]]
     return " → ".join(" ".join(text.split()) for text in texts if text.strip())
+
+
+def _turn_fields(row: _Row, turns: int) -> dict[str, str | float]:
+    """Return the `TURN_FIELDS` of a rollout."""
+    stop, number_of_turns, last_message = TURN_FIELDS
+    fields: dict[str, str | float] = {stop: row.stop_condition or "none", number_of_turns: float(turns)}
+    messages = [message for message in row.completion if message.get("role") != "assistant"]
+    if messages:
+        text = cut(" ".join(_text(messages[-1]).split()), MAX_SHORT_CHARS)
+        fields[last_message] = f'"{" ".join(text.split())}"'
+    return fields
 
 
 def _fields(info: object) -> dict[str, str | float]:
@@ -128,7 +153,7 @@ def describe_mistakes(
         best: The best reward. Default: the highest reward of these rollouts.
 
     Returns:
-        `summary`: sentences, the most important one first. `field_sentences`: those about fields of the rows. `best`: the best
+        `summary`: sentences, the most important one first. `field_sentences`: those about fields. `best`: the best
         reward. `wrong`: number of rollouts that earn less. `share`: lost reward / reward that can be lost, None without
         rollouts. `worst`: `line` of the worst rollout and `words` about its end, None if no reward is lost. `has_turns`: whether
         a rollout has several turns. `questions` and `replies`: groups, those that lose most first, each with `name`, `answer`,
@@ -156,7 +181,7 @@ def describe_mistakes(
         (rollout for rollout in rollouts if best - rollout.reward > 1e-9), key=lambda rollout: rollout.reward
     )
     questions = _groups(rollouts, earlier_rollouts, lambda rollout: rollout.question, best, lost)
-    listed_questions = [group for group in questions if group["lost"] >= MIN_LOST][:MAX_GROUPS]
+    listed_questions = [group for group in questions if group["lost"] >= MIN_LOST_BY_QUESTION][:MAX_GROUPS]
     fields = _field_groups(rollouts, earlier_rollouts, best, lost)
     # The last reply of several turns answers the message before it, not the question.
     single_turns = [rollout for rollout in wrong if rollout.turns <= 1]
@@ -243,12 +268,16 @@ def _reply_sentences(replies: Sequence[JsonMapping]) -> list[str]:
 
 
 def _field_sentences(fields: Mapping[str, Sequence[JsonMapping]], rollouts: Sequence[Graded]) -> list[str]:
-    """Return a sentence about the worst value of each field."""
+    """Return a sentence about the worst value of each field, if one below the mean reward loses at least `MIN_LOST`."""
     mean = fmean(rollout.reward for rollout in rollouts)
     sentences: list[str] = []
     for name, groups in fields.items():
+        costly = [group for group in groups if group["lost"] >= MIN_LOST and group["mean"] < mean]
+        named = [group for group in costly if group["name"] != OTHER_MESSAGES]
+        if not named:
+            continue
         # The lowest mean of all may be that of a few unlucky rollouts.
-        worst = max(groups, key=lambda group: (mean - group["mean"]) * group["rollouts"] ** 0.5)
+        worst = max(named, key=lambda group: (mean - group["mean"]) * group["rollouts"] ** 0.5)
         other_rewards = [rollout.reward for rollout in rollouts if rollout.line not in worst["lines"]]
         sentences.append(
             f"{name} = {worst['name']}: mean reward {number(worst['mean'])} in {counted(worst['rollouts'], 'rollout')}, "
@@ -314,9 +343,13 @@ def _field_groups(
     mean = fmean(rewards)
     variance = sum((reward - mean) ** 2 for reward in rewards)
     explained: list[tuple[float, str, list[JsonObject]]] = []
+    has_turns = any(rollout.turns > 1 for rollout in rollouts)
     names = dict.fromkeys(name for rollout in rollouts for name in rollout.fields)
     for name in names if variance else ():
-        label = _labels([rollout.fields[name] for rollout in rollouts if name in rollout.fields])
+        if name in TURN_FIELDS and not has_turns:
+            continue
+        values = [rollout.fields[name] for rollout in rollouts if name in rollout.fields]
+        label = _message_labels(values) if name == LAST_MESSAGE else _labels(values)
         if label is None:
             continue
 
@@ -328,6 +361,11 @@ def _field_groups(
         between = sum(group["rollouts"] * (group["mean"] - mean) ** 2 for group in groups)
         share, chance = explained_variance(between / variance, len(groups), len(rollouts))
         if share >= MIN_EXPLAINED and chance <= MAX_CHANCE:
+            # Only after the test, whose probability holds for groups that are not chosen by their rewards.
+            if OTHER_MESSAGES in label.order:
+                costly = {group["name"] for group in groups if group["lost"] >= MIN_LOST}
+                label = _Labels([text for text in label.order if text in {*costly, OTHER_MESSAGES}])
+                groups = _groups(rollouts, earlier_rollouts, partial(value, label=label), best, lost)
             order = {text: position for position, text in enumerate(label.order)}
             groups.sort(key=lambda group: order.get(group["name"], len(order)))
             explained.append((share, name, groups))
@@ -372,7 +410,8 @@ class _Labels:
     def __call__(self, value: str | float) -> str:
         """Return the label of a value."""
         if not self.edges:
-            return _value_text(value)
+            text = _value_text(value)
+            return OTHER_MESSAGES if OTHER_MESSAGES in self.order and text not in self.order else text
         position = sum(isinstance(value, float) and value > edge for edge in self.edges)
         return self.order[position]
 
@@ -391,6 +430,17 @@ def _labels(values: Sequence[str | float]) -> _Labels | None:
     limits = [numbers[0], *edges, numbers[-1]]
     order = [f"{_value_text(low)} to {_value_text(high)}" for low, high in pairwise(limits)]
     return _Labels(order, edges) if edges else None
+
+
+def _message_labels(values: Sequence[str | float]) -> _Labels | None:
+    """Return the labels of last messages. Of many, only frequent ones have a label: an invalid reply often gets the same message,
+    while a rollout that reaches the turn limit ends with a message of its own.
+    """
+    counts = Counter(values)
+    if len(counts) <= MAX_VALUES:
+        return _labels(values)
+    frequent = [str(text) for text, count in counts.most_common(MAX_VALUES - 1) if count >= MIN_SAME_MESSAGES]
+    return _Labels([*sorted(frequent), OTHER_MESSAGES])
 
 
 def _value_text(value: str | float) -> str:

@@ -15,10 +15,11 @@ from rove.core.errors import ConfigError, Error, RunError, nearest
 from rove.core.masking import without_secrets
 from rove.core.plain import JsonMapping, JsonObject, JsonValue
 from rove.runs.annotations import FILE, Annotations
+from rove.runs.layout import EVALUATIONS, is_train_folder
 from rove.runs.metrics import HELD_OUT_REWARD
 from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout, read_tokens
-from rove.runs.train_folder import EVALUATIONS, TrainFolder, is_train_folder
+from rove.runs.train_folder import TrainFolder
 from rove.statistics import Column
 from rove.statistics.summary import TOLERANCE
 from rove.utils.files import check_regular

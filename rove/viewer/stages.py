@@ -9,6 +9,7 @@ from pathlib import Path
 from rove.core.errors import RunError
 from rove.core.masking import without_secrets
 from rove.core.plain import JsonMapping, JsonObject, is_mapping
+from rove.runs.layout import EVALUATIONS
 from rove.runs.metrics import panels, with_derived
 from rove.runs.run import Run
 from rove.runs.train_folder import RECIPE, TrainFolder
@@ -19,8 +20,9 @@ from rove.viewer.html import finite
 from rove.viewer.index import JsonlTail, alert_rows
 from rove.viewer.mistakes import describe_mistakes, graded_rollouts
 from rove.viewer.run_settings import describe_run
-from rove.viewer.train_answers import TrainAnswers
-from rove.viewer.train_commands import environment_of, repeat_command
+from rove.viewer.run_store import status, stop_reason, train_status
+from rove.viewer.train_answers import TrainAnswers, how_to_continue
+from rove.viewer.train_commands import continue_command, environment_of, repeat_command
 from rove.viewer.train_table import (
     KeptModel,
     OpenIndex,
@@ -35,6 +37,8 @@ CURVES = ("Evaluations", "Reward", "Lengths")
 """Groups of charts that are shown for all stages together, in this order; the page of a stage shows all of its charts."""
 TITLES = {"data": "Data", "sft": "SFT", "rl": "RL", "full": "RL until no game is lost"}
 MAX_RECIPE_CHARS = 100_000
+LOWER_IS_BETTER = ("loss", "missed")
+"""Ends of the names of metrics whose lowest value is the best, as in `rove.train.config.Goal`."""
 
 
 def describe_stages(folder: TrainFolder, open_index: OpenIndex) -> JsonObject:
@@ -83,12 +87,36 @@ def _answers(
     mistakes: JsonMapping | None,
     cost: str,
 ) -> list[JsonObject]:
-    """Return the answers to the usual questions about a run; before the first evaluation, only the command that repeats it."""
+    """Return the answers to the usual questions about a run; before the first evaluation, only how to continue it."""
+    stopped = _stopped(results.folder, stages)
     if trained_model is not None:
-        return TrainAnswers(results, trained_model, stages, diagnoses, mistakes, cost).answers()
-    command = repeat_command(results.folder)
-    repeat = [{"title": "Repeat", "parts": [{"command": command}]}] if command else []
-    return [{"title": "Learned", "parts": ["No training stage has been evaluated yet."]}, *repeat]
+        return TrainAnswers(results, trained_model, stages, diagnoses, mistakes, cost, stopped).answers()
+    answers: list[JsonObject] = [{"title": "Learned", "parts": ["No training stage has been evaluated yet."]}]
+    command = continue_command(results.folder)
+    if command and results.folder.is_complete:
+        answers.append({"title": "Repeat", "parts": [{"command": repeat_command(results.folder)}]})
+    elif command:
+        answers.append({"title": "Continue", "parts": [{"command": command}]})
+        answers.append({"title": "Next", "parts": how_to_continue(command, stopped)})
+    return answers
+
+
+def _stopped(folder: TrainFolder, stages: Sequence[JsonMapping]) -> str:
+    """Return where and why a run was stopped, "in RL 1 at step 77 (interrupted by the user)"; "" if it is running or complete, or
+    if the reason was not recorded.
+    """
+    if train_status(folder) != "stopped":
+        return ""
+    for stage in stages:
+        if stage["why_stopped"]:
+            step = f" at step {stage['steps']:,}" if stage["steps"] else ""
+            return f"in {stage['title']}{step} ({stage['why_stopped']})"
+    for path in sorted((folder.path / EVALUATIONS).glob("*")):
+        evaluation = Run(path)
+        why = "" if evaluation.summary() else stop_reason(evaluation, status(evaluation))
+        if why:
+            return f"in the evaluation {path.name} ({why})"
+    return ""
 
 
 def _metrics(folder: Path) -> list[JsonObject]:
@@ -116,8 +144,12 @@ def _stage(stage: Run, metrics: Sequence[JsonMapping]) -> JsonObject:
     elif not metrics and isinstance(rollouts, int):
         size = counted(rollouts, "rollout")
     alerts, _ = alert_rows(stage.path)
-    step, why = _kept(summary, config)
-    best = summary.get("best")
+    # Until a stage is complete, only checkpoints/best has weights that it has chosen.
+    weights = stage.path / ("final" if summary else "checkpoints/best")
+    best = summary.get("best") if summary or not weights.is_dir() else _best_so_far(metrics, config)
+    step, why = _kept(best, config)
+    why_stopped = "" if summary else stop_reason(stage, status(stage))
+    ended = summary.get("stopped", "complete") if summary else why_stopped or "not complete"
     return {
         "name": name,
         "title": _title(name),
@@ -125,8 +157,11 @@ def _stage(stage: Run, metrics: Sequence[JsonMapping]) -> JsonObject:
         "is_complete": bool(summary),
         "is_rl": description["kind"] == "rl",
         "stopped_early": bool(summary.get("stopped")),
-        "ended": without_secrets(str(summary.get("stopped") or ("complete" if summary else "not complete"))),
-        "kept": f"{step}: {why}" if summary and metrics else shown(None),
+        "ended": without_secrets(str(ended)),
+        "why_stopped": why_stopped,
+        "steps": _num_steps(metrics) if metrics else 0,
+        "kept": f"{step}: {why}" if metrics and (summary or best) else shown(None),
+        "weights": str(weights.absolute()) if weights.is_dir() and (summary or best) else "",
         "kept_step": step,
         "why_kept": why,
         "kept_initial": is_mapping(best) and best.get("step") == 0,
@@ -137,9 +172,22 @@ def _stage(stage: Run, metrics: Sequence[JsonMapping]) -> JsonObject:
     }
 
 
-def _kept(summary: JsonMapping, config: JsonMapping) -> tuple[str, str]:
+def _best_so_far(metrics: Sequence[JsonMapping], config: JsonMapping) -> JsonObject | None:
+    """Return the best measurement of a stage that is not complete, as its summary will have it; None without a measurement."""
+    metric = str(config.get("keep_best"))
+    rows = [row for row in metrics if finite(row.get(metric)) is not None]
+    if not rows:
+        return None
+    choose = min if metric.endswith(LOWER_IS_BETTER) else max
+    value = choose(row[metric] for row in rows)
+    steps = [str(row.get("step")) for row in rows if row[metric] == value]
+    # "shortest" depends on the lengths of replies, too.
+    step = " or ".join(steps) if config.get("equal_best") == "shortest" else steps[-1]
+    return {"metric": metric, "value": value, "step": step}
+
+
+def _kept(best: object, config: JsonMapping) -> tuple[str, str]:
     """Return the step whose weights a stage has kept, and why."""
-    best = summary.get("best")
     if not isinstance(best, dict):
         return "the last step", "no measurement selects the weights"
     metric = str(best.get("metric"))

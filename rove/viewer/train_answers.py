@@ -54,6 +54,8 @@ class TrainAnswers(NamedTuple):
     diagnoses: Sequence[str]
     mistakes: JsonMapping | None
     cost: str
+    stopped: str = ""
+    """Where and why the run was stopped; "" if it was not, or if this is unknown."""
 
     def answers(self) -> list[JsonObject]:
         """Return `title` and `parts` of each answer."""
@@ -200,7 +202,8 @@ class TrainAnswers(NamedTuple):
             )
             link = {"text": "Open it. ", "run": mistakes["folder"], "line": losses.line}
             return [f"{mistakes['source']}: {size}", link, " ".join(mistakes["field_sentences"][:2])]
-        parts: list[Part] = [" ".join([f"{mistakes['source']}:", *mistakes["summary"][:2], ""])]
+        causes = mistakes["field_sentences"][:2] or mistakes["summary"][1:2]
+        parts: list[Part] = [" ".join([f"{mistakes['source']}:", *mistakes["summary"][:1], *causes, ""])]
         if mistakes["worst"] is not None:
             parts.append(f"The worst: {mistakes['worst']['words']} ")
             parts.append({"text": "Open it", "run": mistakes["folder"], "line": mistakes["worst"]["line"]})
@@ -269,6 +272,15 @@ class TrainAnswers(NamedTuple):
 
     def _kept_weights(self) -> list[Part]:
         stage = self._kept_stage()
+        # The last stage with weights; those of a stopped run may not have been evaluated for the table.
+        last_stage = next((stage for stage in reversed(self.stages) if stage["weights"]), None)
+        if last_stage is not None and stage is not None and last_stage["name"] != stage["name"]:
+            kept = f"{last_stage['title']}, {last_stage['kept']}; the table has no row for these weights yet. Folder: "
+            return [kept, {"command": last_stage["weights"]}, " In the table: ", *self._weights_of_table(stage)]
+        return self._weights_of_table(stage)
+
+    def _weights_of_table(self, stage: JsonMapping | None) -> list[Part]:
+        """Return which weights the last row of the table has, and why."""
         path = model_folder(self.results.folder, self.trained_model.row)
         if stage is None:
             return ["Folder: ", {"command": path}]
@@ -277,7 +289,9 @@ class TrainAnswers(NamedTuple):
     def _cost(self) -> list[Part]:
         steps = ", ".join(f"{stage['title']}: {stage['size']}" for stage in self.stages)
         if not self.cost:
-            return [f"{steps}." if self.results.folder.is_complete else f"{steps}; the command has not ended."]
+            if self.results.folder.is_complete:
+                return [f"{steps}."]
+            return [f"{steps}; the command {'was stopped' if self.stopped else 'has not ended'}."]
         took = self.cost.removeprefix("took ")
         return [f"{took}. {steps}. (A command that was stopped and repeated counts only from its last start.)"]
 
@@ -289,7 +303,7 @@ class TrainAnswers(NamedTuple):
     def _next(self) -> list[Part]:
         """Propose what to do next, with the reason of each proposal."""
         if not self.results.folder.is_complete:
-            return ["The run is not complete. Unless it is still running, the command above continues it."]
+            return how_to_continue(continue_command(self.results.folder), self.stopped)
         commands = continue_commands(self.results.folder, self.trained_model.row)
         parts: list[Part] = []
         if self.diagnoses:
@@ -325,6 +339,18 @@ class TrainAnswers(NamedTuple):
             ]
         when = "" if best_held_out is None else f"; its best held-out reward came at {stage['kept_step']}"
         return [f"RL ended at its planned number of steps{when}. More steps: ", {"command": rl}] if rl else []
+
+
+def how_to_continue(command: str, stopped: str) -> list[Part]:
+    """Return how to continue a run that is not complete.
+
+    Args:
+        command: The command that continues it; "" if there is none.
+        stopped: Where and why it was stopped; "" if this is unknown.
+    """
+    if not stopped:
+        return ["The run is not complete. Unless it is still running, the command above continues it."]
+    return [f"Stopped {stopped}. Continue with: ", {"command": command}] if command else [f"Stopped {stopped}."]
 
 
 def _stage_folder(row: ResultRow) -> str:

@@ -247,6 +247,16 @@ async def test_a_grader_that_fails_on_nested_brackets_only() -> None:
     assert [finding.severity for finding in await findings(check_robustness, sums(grade))] == [Severity.LOW]
 
 
+async def test_a_grader_that_fails_on_ordinary_replies() -> None:
+    def grade(completion: Any, answer: str) -> bool:
+        return 1 // (int(answer) % 2) == 1 and exact(completion, answer)  # fails if the answer is even
+
+    [finding] = await findings(check_robustness, sums(grade))
+    assert finding.severity == Severity.HIGH
+    assert "rollouts with ordinary replies fail" in finding.text
+    assert "in reward correct: ZeroDivisionError" in finding.text
+
+
 async def test_a_grader_that_fails_on_very_long_texts_only() -> None:
     def grade(completion: Any, answer: str) -> bool:
         if len(text(completion)) > 50_000:

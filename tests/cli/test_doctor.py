@@ -135,6 +135,14 @@ def test_doctor_accepts_the_flags_of_rl(rove: Rove, model: Path):
     assert "did you mean 'batch_size'?" in rove(*words, "--batch-sise", "32").err
 
 
+def test_a_recipe_of_rove_train_is_refused(rove: Rove):
+    Path("recipe.toml").write_text('references = []\ncolumns = []\n[[rl]]\nname = "RL"\n[evaluation]\n')
+    advice = "recipe.toml is a recipe of rove train; check it with rove train ENV --recipe recipe.toml --dry-run"
+    for words in (["doctor", "recipe.toml"], ["rl", "@", "recipe.toml"], ["eval", "@recipe.toml"]):
+        done = rove(*words)
+        assert (done.status, done.err) == (2, f"error: {advice}\n")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

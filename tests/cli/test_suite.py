@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import each_row
 
+from rove.cli.suite import steps_to_complete
 from rove.core.config import load
 from rove.core.errors import ConfigError
 from rove.envs.loading import environment_defaults
@@ -509,3 +510,20 @@ def test_defaults_come_from_the_pyproject_next_to_the_module(rove: Rove, tmp_pat
         environment_defaults("bare", "mine")
     with pytest.raises(ConfigError, match="no environment 'none'"):
         environment_defaults("none")
+
+
+@pytest.mark.parametrize(
+    ("summary", "beginnings"),
+    [
+        ({"errors": {}}, []),
+        ({"errors": {"reward right: KeyError": 2}}, ["fix the environment's code (reward right: KeyError)"]),
+        ({"errors": {"reward right: Error": 2}}, ["fix the environment's code"]),
+        ({"errors": {"model: ConfigError": 2}}, []),
+        ({"errors": {"model: InfraError": 1, "stop: TypeError": 1}}, ["fix the", "repeat the command"]),
+        ({"errors": {}, "not_run": 3}, ["repeat the command"]),
+    ],
+)
+def test_a_repetition_is_suggested_only_where_it_may_help(summary: dict[str, Any], beginnings: list[str]):
+    steps = steps_to_complete([summary])
+    assert len(steps) == len(beginnings)
+    assert all(step.startswith(beginning) for step, beginning in zip(steps, beginnings, strict=True))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rove.core.messages import AssistantMessage, UserMessage
-from rove.core.records import ErrorInfo, StepTokens, Timing, TrajectoryStep, Usage
+from rove.core.records import ROVE, ErrorInfo, StepTokens, Timing, TrajectoryStep, Usage
 from tests.runs.test_serialization import make_record, usages
 
 
@@ -46,6 +46,28 @@ def test_reward_is_none_when_the_rollout_failed():
     assert make_record().reward == 1.0
     failed = make_record(scores=None, error=ErrorInfo("model", "InfraError", "gone"))
     assert failed.reward is None
+
+
+OWN = 'File "/home/ann/sums.py", line 9, in correct'
+INSTALLED = 'File "/usr/lib/python3.12/site-packages/sums/sums.py", line 9, in correct'
+PYTHON = 'File "/usr/lib/python3.12/json/decoder.py", line 338, in decode'
+INTERNAL = f'File "{ROVE}/core/state.py", line 134, in __missing__'
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        ([INTERNAL, OWN, INTERNAL], f" ({OWN})"),
+        ([INTERNAL, OWN, PYTHON], f" ({OWN})"),
+        ([INTERNAL, OWN, INSTALLED, PYTHON], f" ({OWN})"),
+        ([INTERNAL, INSTALLED, INTERNAL], f" ({INSTALLED})"),
+        ([INTERNAL, PYTHON], ""),
+        ([], ""),
+    ],
+)
+def test_the_source_line_of_an_error_is_in_the_users_code(frames: list[str], expected: str):
+    traceback = "".join(f"  {frame}\n    code\n" for frame in frames)
+    assert ErrorInfo("reward correct", "KeyError", "gone", traceback).source_line == expected
 
 
 @given(st.lists(usages, max_size=4))

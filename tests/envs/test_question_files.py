@@ -109,7 +109,7 @@ FIRST_LINES = lines({"question": "a", "answer": 1}) + "\n"
         ("q.csv", "question\tanswer\na\t1\n", r"separate the columns by commas instead of '\\t'"),
         ("q.csv", "question,answer,answer\na,4,5\n", r"line 1: the column 'answer' is there twice"),
         ("q.csv", "question,answer, answer \na,4,5\n", r"line 1: the column 'answer' is there twice"),
-        ("q.csv", "question,answer\na,1\n\nb,\n", r"row 2 \(line 4\) has no value in the column 'answer'"),
+        ("q.csv", "question,answer\na,1\n\nb,\n", r"row 2 .line 4. has no value in .* 'answer'; fill it in, or remove the row$"),
         ("q.csv", "question,answer\na,1\nb\n", r"row 2 \(line 3\) has no value in the column 'answer'"),
         ("q.csv", "question,answer\n,\n", r"row 1 \(line 2\) has no value in the column 'question'"),
         ("q.csv", "question,answer,\na,1,2\n", r"row 1 \(line 2\): column 3 has a value but no name"),

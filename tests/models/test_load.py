@@ -11,6 +11,7 @@ import pytest
 import torch
 from fakes import tiny_model
 from safetensors.torch import load_file, save_file
+from train_folders import write_train_folder
 
 from rove.core.errors import ConfigError
 from rove.models import load
@@ -43,6 +44,18 @@ def test_a_run_folder_is_an_error_that_suggests_the_model_folder(tmp_path: Path)
     new_model(["one"], size="tiny").save(tmp_path / "final")
     with pytest.raises(ConfigError, match=r"did you mean .*final"):
         load_model(tmp_path)
+
+
+def test_a_folder_of_rove_train_is_an_error_that_names_its_newest_model(tmp_path: Path) -> None:
+    write_train_folder(tmp_path)
+    with pytest.raises(ConfigError, match=r"no config\.json; it is a folder of rove train, without a trained model$"):
+        check_model(tmp_path)
+    for model in ("sft/final", "rl1/checkpoints/best", "rl1/final"):
+        (tmp_path / model).mkdir(parents=True)
+        (tmp_path / model / "config.json").write_text("{}")
+        with pytest.raises(ConfigError) as raised:
+            check_model(tmp_path)
+        assert str(raised.value).endswith(f"; it is a folder of rove train, whose newest model is {tmp_path / model}")
 
 
 def test_an_empty_folder_is_rejected(tmp_path: Path) -> None:

@@ -57,7 +57,10 @@ def test_metrics_equal_those_of_dataset_rows():
     [
         ("", "invalid syntax"),
         ("reward >", "invalid syntax"),
-        ("reward > 1; 2", "invalid syntax at character 11"),
+        ("reward > 1; 2", "invalid syntax at character 11; write it like"),
+        ("reward = 1", "invalid syntax at character 8 (a comparison is written ==); write it like"),
+        ("reward > 0 and metrics.win=1", "at character 27 (a comparison is written ==)"),
+        ("reward => 1", "invalid syntax at character 8; write it like"),
         ("x" * (MAX_LENGTH + 1), "at most 1000 characters"),
         ("-" * 900 + "1", "longer than 200"),
         ("[" * 500, "filter '["),

@@ -8,7 +8,9 @@ import pytest
 from train_folders import write_train_folder
 
 import rove as vf
-from rove.runs.train_folder import DIAGNOSES, RESULTS, TrainFolder, is_train_folder, locked
+from rove.runs.layout import is_train_folder
+from rove.runs.run import Run
+from rove.runs.train_folder import DIAGNOSES, RESULTS, TrainFolder, locked
 
 
 def test_the_contents_of_a_folder_of_rove_train(tmp_path: Path):
@@ -40,6 +42,15 @@ def test_stages_are_in_their_order(tmp_path: Path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.toml").touch()
     assert [stage.path.name for stage in TrainFolder(tmp_path).stages()] == ["sft", "rl2", "rl10", "full"]
+
+
+def test_the_error_for_a_folder_of_rove_train_names_its_runs(tmp_path: Path):
+    folder = write_train_folder(tmp_path / "mine").path
+    runs = [str(folder / name) for name in ("eval/RL-greedy", "eval/SFT-greedy", "eval/base-greedy", "rl1", "sft")]
+    with pytest.raises(vf.RunError) as raised:
+        Run(folder).config()
+    hint = "it is a folder of rove train, with the run folders"
+    assert str(raised.value) == f"{folder} is not a run folder: it has no config.toml; {hint} {', '.join(runs)}"
 
 
 def test_one_command_at_a_time_trains_in_a_folder(tmp_path: Path):

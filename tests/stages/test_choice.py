@@ -85,7 +85,7 @@ async def test_a_policy_whose_rollouts_all_fail_is_named() -> None:
     def broken(messages: Any, state: Any, rng: random.Random) -> str:
         raise KeyError("board")
 
-    with pytest.raises(ConfigError, match="reward_error: rollouts fail; the first, of broken: .*board"):
+    with pytest.raises(ConfigError, match="reward_error: 50% of .* rollouts fail; the first, of broken: .*board"):
         choose("quiz", {}, await evidence_of(right=right, broken=broken))
 
 

@@ -433,6 +433,8 @@ def test_noise_of_a_good_pretrained_model_is_not_a_collapse():
 def test_errors_and_equal_rewards_are_found_before_training():
     assert before_training({"good": [1.0, 0.5], "bad": [0.0, 0.5]}, {}, None) == []
     assert [finding.id for finding in before_training({}, {"good": "reward: ValueError: x"}, None)] == ["reward_error"]
+    (some_fail,) = before_training({"good": [1.0, 0.5, 0.0]}, {"good": "reward: ValueError: x"}, None, failed=7)
+    assert some_fail.text == "70% of 10 rollouts fail; the first, of good: reward: ValueError: x"
     (equal,) = before_training({"good": [1.0, 1.0], "bad": [1.0, 1.0]}, {}, None)
     assert (equal.id, equal.text) == ("no_spread", "every rollout of 2 scripted policies has the reward 1")
     assert [finding.id for finding in before_training({"good": [1.0], "bad": [0.0]}, {}, 0.9)] == ["hidden_state"]

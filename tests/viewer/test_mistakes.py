@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_folders import make_record, write_run_folder
 
+from rove.core.records import RolloutRecord
 from rove.viewer.index import Index
 from rove.viewer.mistakes import Graded, describe_mistakes, explained_variance, graded_rollouts
 
@@ -139,6 +140,39 @@ def test_a_rollout_of_several_turns_shows_how_it_ended_instead_of_its_last_reply
     assert mistakes["has_turns"]
     assert mistakes["worst"]["words"] == "after 2 turns: 7 stones → 2 → You lose."
     assert mistakes["replies"] == []
+
+
+@pytest.mark.parametrize("num_boards", [1, 20])
+def test_rollouts_of_several_turns_are_also_grouped_by_how_they_ended(tmp_path: Path, num_boards: int):
+    """40 rollouts: 8 end with an invalid reply, 20 reach the turn limit, after messages that differ or not, and 12 succeed."""
+    records: list[RolloutRecord] = []
+    for example in range(40):
+        replies, last, stop = 2, "Done, 3 of 3.", "has_final_env_response"
+        if example < 8:
+            replies, last = 1, "No  such\nmove 7."
+        elif example < 28:
+            replies, last, stop = 4, f"board {example % num_boards}", "max_turns_reached"
+        completion = [{"role": "assistant", "content": "1"}, {"role": "user", "content": "go on"}] * replies
+        completion[-1] = {"role": "user", "content": last}
+        record = make_record(example, win=float(example >= 28))
+        records.append(msgspec.structs.replace(record, completion=completion, stop_condition=stop))
+    run = write_run_folder(tmp_path / "run", records)
+    index = Index(run.path / "rollouts.jsonl")
+    assert index.catch_up(60.0).done
+    fields = describe_mistakes(graded_rollouts(index))["fields"]
+    index.close()
+    sizes = {name: {group["name"]: group["rollouts"] for group in groups} for name, groups in fields.items()}
+    assert sizes["number of turns"] == {"1": 8, "2": 12, "4": 20}
+    assert sizes["stop condition"] == {"has_final_env_response": 20, "max_turns_reached": 20}
+    messages = {'"No such move 7."': 8, '"board 0"': 20, '"Done, 3 of 3."': 12}
+    if num_boards > 1:  # 22 messages; the successful rollouts lose nothing
+        messages = {'"No such move 7."': 8, "other messages": 32}
+    assert sizes["last message of the environment"] == messages
+
+
+def test_a_reply_that_loses_little_is_not_listed():
+    rollouts = [graded(f"question {line}", 0.0, line, "x" if line < 2 else f"reply {line}") for line in range(100)]
+    assert describe_mistakes(rollouts, best=1.0)["replies"] == []
 
 
 def test_no_mistakes():

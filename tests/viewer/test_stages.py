@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -178,6 +179,35 @@ def test_a_training_that_is_not_complete_is_to_be_continued(store: RunStore, tmp
     [command] = answers["Continue"]
     assert isinstance(command, dict) and command["command"].endswith(f"--run-dir {tmp_path / 'runs' / 'mine'}")
     assert answers["Cost"] == ["SFT: 2 steps, RL 1: 2 of 9 steps; the command has not ended."]
+
+
+@pytest.mark.parametrize("is_sft_evaluated", [True, False])
+def test_a_stopped_training_names_the_stop_and_the_best_weights_so_far(tmp_path: Path, is_sft_evaluated: bool):
+    folder = write_train_folder(tmp_path / "runs" / "mine")
+    rl = folder.path / "rl1"
+    (folder.path / COMPLETE).unlink()
+    shutil.rmtree(rl)
+    metric = "eval/greedy/reward/mean"
+    with Run(rl) as run:
+        run.start("rl", {"env": "quiz", "steps": 9, "keep_best": metric}, {})
+        run.append_metrics({"step": 3, metric: 0.9})
+        run.append_metrics({"step": 4, metric: 0.7})
+    (rl / "checkpoints" / "best").mkdir(parents=True)
+    (rl / "stopped.json").write_text('{"why": "interrupted by the user", "step": 4}', encoding="utf-8")
+    rows = [row for row in folder.rows() if row.name == "base" or (row.name == "+ SFT" and is_sft_evaluated)]
+    (folder.path / RESULTS).write_bytes(msgspec.json.encode(rows))
+    page = api.stages(RunStore(tmp_path / "runs"), QueryParams([("run", "mine")]))
+    answers = {answer["title"]: answer["parts"] for answer in page["answers"]}
+    [command] = answers["Continue"]
+    assert answers["Next"] == ["Stopped in RL 1 at step 4 (interrupted by the user). Continue with: ", command]
+    assert page["stages"][-1]["ended"] == "interrupted by the user"
+    if is_sft_evaluated:
+        why = "the best held-out reward (greedy) in training, 0.900; of equally good steps, the last"
+        assert answers["Kept weights"][:2] == [
+            f"RL 1, step 3: {why}; the table has no row for these weights yet. Folder: ",
+            {"command": str(rl / "checkpoints" / "best")},
+        ]
+        assert answers["Cost"] == ["SFT: 2 steps, RL 1: 4 of 9 steps; the command was stopped."]
 
 
 def test_a_condition_whose_reward_fell_is_named(tmp_path: Path):

@@ -19,8 +19,8 @@ BUNDLED_ENVIRONMENTS = ROVE / "_environments"
 """Folder of the environments in an installed rove."""
 PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 """Matches the path of a file of an installed package."""
-STANDARD_LIBRARY = re.compile(r"^<|[/\\]lib[/\\]python3")
-"""Matches the path of a file of Python itself, or of code without a file, such as "<string>"."""
+STANDARD_LIBRARY = re.compile(r"^<|[/\\]lib[/\\]python3|[/\\]Python3\d*[/\\]Lib[/\\]")
+"""Matches the path of a file of Python itself (also on Windows), or of code without a file, such as "<string>"."""
 
 
 class Usage(msgspec.Struct, frozen=True):

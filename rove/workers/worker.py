@@ -19,6 +19,8 @@ EXIT_STATUS_TIMEOUT_S = 2.0
 """Maximum seconds to wait for the exit status of a worker whose connection is closed."""
 MAX_OUTPUT_LINES, MAX_LINE_CHARS = 20, 400
 """Limits of the workers' output that is stored for error messages: the number of last lines, and the characters per line."""
+MALFORMED = (KeyError, TypeError)
+"""Exceptions of a frame that has other fields than those of `fork_server_main`."""
 MAX_QUOTED_CHARS = 100
 """Maximum characters of a call that an error message quotes."""
 
@@ -126,13 +128,7 @@ class Worker:
                 head = await reader.readexactly(LENGTH.size)
                 body = await reader.readexactly(LENGTH.unpack(head)[0])
                 self._receive(json.loads(body))
-        except (
-            OSError,
-            EOFError,
-            *UNREADABLE,
-            KeyError,
-            TypeError,
-        ):  # the last two: a frame with other fields than ours
+        except (OSError, EOFError, *UNREADABLE, *MALFORMED):
             self._disconnect()
 
     def _receive(self, frame: JsonObject) -> None:

@@ -125,7 +125,7 @@ def _turn_fields(row: _Row, turns: int) -> dict[str, str | float]:
     messages = [message for message in row.completion if message.get("role") != "assistant"]
     if messages:
         text = cut(" ".join(_text(messages[-1]).split()), MAX_SHORT_CHARS)
-        fields[last_message] = f'"{" ".join(text.split())}"'
+        fields[last_message] = f'"{text}"'
     return fields
 
 

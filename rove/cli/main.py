@@ -7,6 +7,7 @@ import importlib
 import io
 import os
 import sys
+import warnings
 from typing import Any, NamedTuple
 
 import click
@@ -181,6 +182,8 @@ def main() -> None:
             click.secho(inert(f"error: {error}"), fg="red", err=True)
         sys.exit(2 if is_config else 1)
     except (KeyboardInterrupt, click.Abort):
+        # An interrupt between the creation of a coroutine and its start leaves one that never runs; Python warns when it exits.
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         click.secho("stopped; repeat the command to continue", fg="yellow", err=True)
         sys.exit(130)
     except BrokenPipeError:

@@ -83,8 +83,8 @@ async def run_groups(
             await asyncio.sleep(0)  # let the consumer run, even if the client never waits
 
     pool = _Pool(env, client, units, run_job)
-    workers = [pool.worker() for _ in range(max(1, max_concurrent or client.max_concurrent))]
-    async with aclosing(_until_done(workers, finished)) as batches:
+    count = max(1, max_concurrent or client.max_concurrent)
+    async with aclosing(_until_done(pool.worker, count, finished)) as batches:
         async for records in batches:
             for record in records:
                 yield record
@@ -148,12 +148,15 @@ class _Pool:
 
 
 async def _until_done(
-    workers: Sequence[Coroutine[object, object, None]], finished: asyncio.Queue[list[RolloutRecord] | None]
+    worker: Callable[[], Coroutine[object, object, None]],
+    count: int,
+    finished: asyncio.Queue[list[RolloutRecord] | None],
 ) -> AsyncGenerator[list[RolloutRecord], None]:
-    """Yield the items that workers put into the queue until all workers are done or one fails; cancel them when the
+    """Run `count` workers, and yield the items that they put into the queue until all are done or one fails; cancel them when the
     generator closes.
     """
-    tasks = [asyncio.create_task(worker) for worker in workers]
+    # Each coroutine becomes a task at once: Ctrl-C may come at any line, and Python warns about coroutines that never ran.
+    tasks = [asyncio.create_task(worker()) for _ in range(count)]
     together = asyncio.gather(*tasks)
     together.add_done_callback(lambda _: finished.put_nowait(None))
     try:

@@ -312,7 +312,7 @@ async def test_the_sandbox_is_closed_after_a_cancellation_and_leaves_no_process(
         vf.evaluate(env, scripted_client(lambda *_: calls(bash(f"setsid sleep {duration} & sleep {duration}"))))
     )
     async with asyncio.timeout(60):
-        while len(command_lines_with(duration)) < 16:
+        while len(command_lines_with(duration)) < 16:  # noqa: ASYNC110  other processes set no event
             await asyncio.sleep(0.02)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -277,7 +277,7 @@ async def test_only_files_are_lost_when_the_supervisor_dies(contained: None) -> 
         assert (await session.run_python("import os; os.listdir()")).value == "[]"
         parent._process.kill()
         async with asyncio.timeout(60):
-            while not parent.is_gone:
+            while not parent.is_gone:  # noqa: ASYNC110  other processes set no event
                 await asyncio.sleep(0.01)
         assert (await session.run_python("1")).files_lost
         assert (await session.run_python("2")).value == "2"

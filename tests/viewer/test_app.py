@@ -230,7 +230,7 @@ async def test_a_search_ends_when_the_client_disconnects(client: TestClient[Any,
     assert search_processes(folder)
     answer.close()
     async with asyncio.timeout(60):
-        while search_processes(folder):
+        while search_processes(folder):  # noqa: ASYNC110  other processes set no event
             await asyncio.sleep(0.05)
 
 

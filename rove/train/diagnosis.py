@@ -62,6 +62,8 @@ is above `SUCCESS_SHARE` of the range of rewards."""
 MIN_STUCK_EQUAL_SHARE = 0.5
 """RL makes no progress if its reward is no better than the weakest policy's and more than this share of the groups has zero
 advantage."""
+LATE_FALL = 0.1
+"""Share by which the validation loss must fall in the second half of SFT to advise more steps."""
 EASIER = "easier examples, or a larger model"
 """Advice if SFT no longer makes progress."""
 RECALL = 'if replies repeat a part of the prompt, model.arch = "lfm2" and model.init = "recall"'
@@ -248,8 +250,12 @@ def _unfinished(history: History, unsure: Sequence[TokenClass], task: Task) -> l
     text += "The model has learned more than the format"
     remedy = ""
     if _is_flat(rewards, task):
-        text += ", but the reward did not rise in the second half of the steps"
-        remedy = f"{EASIER}; {RECALL}"
+        fall = _late_fall(history)
+        if fall is None:
+            text += ", but the reward did not rise in the second half of the steps"
+            remedy = f"{EASIER}; {RECALL}"
+        else:
+            text += f". In the second half of the steps the validation loss still fell, from {fall[0]:.2f} to {fall[1]:.2f} nats"
     if unsure:
         text += f". {_largest_loss(unsure)}"
     return [Finding("unfinished", text, remedy=remedy)]
@@ -297,6 +303,18 @@ def _is_flat(rewards: Sequence[float], task: Task) -> bool:
         return False
     gain = max(rewards[middle:]) - max(rewards[:middle])
     return gain <= SAME_REWARD * (task.best - task.weakest)
+
+
+def _late_fall(history: History) -> tuple[float, float] | None:
+    """Return the lowest validation losses of the first and of the second half of the measurements; None if the second is not lower
+    by at least `LATE_FALL`. The loss falls before the reward rises.
+    """
+    losses = [row["validation_loss"] for row in history if "validation_loss" in row]
+    middle = len(losses) // 2
+    if middle == 0:
+        return None
+    early, late = min(losses[:middle]), min(losses[middle:])
+    return (early, late) if late <= (1 - LATE_FALL) * early else None
 
 
 def _has_memorized(unsure: Sequence[TokenClass]) -> bool:

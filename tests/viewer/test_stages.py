@@ -153,6 +153,16 @@ def test_the_page_answers_questions_about_a_training(store: RunStore, tmp_path: 
     assert page["training"]["alerts"] == [{"step": 2, "id": "RL 1 begins"}]
 
 
+def test_after_a_time_limit_more_time_is_proposed(store: RunStore, tmp_path: Path):
+    summary = tmp_path / "runs" / "mine" / "rl1" / "summary.json"
+    changed = json.loads(summary.read_text())
+    changed["stopped"] = "the steps took 7.1 minutes, and max_minutes is 7"
+    summary.write_text(json.dumps(changed))
+    page = api.stages(store, QueryParams([("run", "mine")]))
+    parts = next(answer["parts"] for answer in page["answers"] if answer["title"] == "Next")
+    assert parts[1].startswith("A time limit ended RL (the steps took 7.1 minutes") and "--minutes" in parts[1]
+
+
 def test_more_rl_is_not_proposed_near_the_best_reward(store: RunStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(train_answers, "SOLVED", 0.05)
     page = api.stages(store, QueryParams([("run", "mine")]))

@@ -97,7 +97,8 @@ def _option_with_text(text: str, choices: Sequence[str]) -> str:
         stated = key(text)
         texts = [key(choice) for choice in choices]
         if stated and texts.count(stated) == 1:
-            return string.ascii_uppercase[texts.index(stated)]
+            position = texts.index(stated)
+            return string.ascii_uppercase[position : position + 1]  # "" for an option after Z
     return ""
 
 

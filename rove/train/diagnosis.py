@@ -306,8 +306,8 @@ def _is_flat(rewards: Sequence[float], task: Task) -> bool:
 
 
 def _late_fall(history: History) -> tuple[float, float] | None:
-    """Return the lowest validation losses of the first and of the second half of the measurements; None if the second is not lower
-    by at least `LATE_FALL`. The loss falls before the reward rises.
+    """Return the lowest validation losses of the first and of the second half of the measurements, if the second is lower by at
+    least `LATE_FALL`; otherwise None. The loss falls before the reward rises.
     """
     losses = [row["validation_loss"] for row in history if "validation_loss" in row]
     middle = len(losses) // 2

@@ -413,7 +413,8 @@ def _bar_column(index: Index, column: str) -> _BarColumn | None:
 
 
 def _bars(index: Index, column: str) -> _BarColumn | None:
-    values = [value for (value,) in index.query(f"SELECT CAST({column} AS REAL) FROM {TABLE_SCAN}")]
+    number = f"CASE WHEN typeof({column}) != 'text' THEN CAST({column} AS REAL) END"  # SQLite would read a text as 0
+    values = [value for (value,) in index.query(f"SELECT {number} FROM {TABLE_SCAN}")]
     is_finite = [value is not None and -math.inf < value < math.inf for value in values]
     finite = list(compress(values, is_finite))
     if not finite:

@@ -327,10 +327,11 @@ class TrainAnswers(NamedTuple):
         stage = self._kept_stage()
         if stage is None or not stage["is_rl"]:
             return ["No RL yet, which may raise the reward: ", {"command": rl}] if rl else []
-        if stage["stopped_early"] and "max_minutes" in stage["ended"]:  # the reason names the setting that limits the time
-            return [
-                f"A time limit ended RL ({stage['ended']}): if the held-out reward still rose, repeat the run with more --minutes."
-            ]
+        if stage["stopped_early"] and "max_minutes" in stage["ended"]:  # the setting that limits the time
+            text = (
+                f"A time limit ended RL ({stage['ended']}). If the held-out reward still rose, give it more --minutes."
+            )
+            return [text]
         if stage["stopped_early"]:
             return [f"RL ended early ({stage['ended']}): look at what it still gets wrong before more training."]
         best = best_reward(self.results, self._condition)

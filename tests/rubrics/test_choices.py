@@ -167,6 +167,11 @@ def test_a_denial_of_something_else_and_a_hedge_do_not_change_the_choice(text: s
     assert read_choice(text, COLORS) == "B"
 
 
+def test_an_option_after_z_has_no_letter():
+    options = [f"word {number}" for number in range(30)]
+    assert [read_choice(text, options) for text in ("word 25", "word 26")] == ["Z", ""]
+
+
 def test_brackets_of_an_interval_are_no_marks():
     assert [read_choice(text, ["(0,1)", "x"]) for text in ("(0,1)", "[0,1]")] == ["A", ""]
     assert [read_choice(text, ["(a,b)", "x"]) for text in ("(a,b)", "[a,b]")] == ["A", ""]

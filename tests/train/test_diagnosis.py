@@ -82,7 +82,9 @@ def test_more_steps_are_advised_only_while_the_reward_rises(rewards: list[float]
 
 def test_more_steps_are_advised_while_the_validation_loss_falls():
     # The losses of a run whose reward had not begun to rise after 114 steps.
-    history = [{"step": step, "loss": 0.4, "validation_loss": loss} for step, loss in enumerate([1.94, 0.88, 0.63, 0.56, 0.54])]
+    history = [
+        {"step": step, "loss": 0.4, "validation_loss": loss} for step, loss in enumerate([1.94, 0.88, 0.63, 0.56, 0.54])
+    ]
     history[0] |= {"eval/sampled/reward/mean": 0.0}
     history[-1] |= {"eval/sampled/reward/mean": 0.0}
     [finding] = after_sft(history, [FORMAT, token_class(GUESS, 0.3 * GUESS)], task())

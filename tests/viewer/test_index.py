@@ -396,6 +396,15 @@ def test_a_filter_does_not_change_the_bars_of_a_histogram(file: Path):
     assert (filtered["count"], filtered["mean"]) == (2, 0.5)
 
 
+def test_texts_have_no_bar(file: Path):
+    levels = [2, "hard", 4, "2"]
+    file.write_bytes(b"".join(encoded_line(i, 0, info={"level": level}) for i, level in enumerate(levels)))
+    index = read_index(file)
+    bars = histogram(index, parse_filter(columns(index), []), "info.level")
+    assert (bars["count"], bars["mean"]) == (2, 3.0)
+    assert [bar["value"] for bar in bars["bars"] if bar["count"]] == [2.0, 4.0]
+
+
 def test_a_value_at_the_edge_of_a_bar_is_counted_in_the_bar_that_lists_it(file: Path):
     """In floating-point numbers, 17 x 0.05 is more than 0.85, but 0.85 / 0.05 is 17."""
     score_list = [Scores(win, {"win": win}, {"win": 1.0}) for win in (0.0, 1.0, 0.85, 0.03125)]

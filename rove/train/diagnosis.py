@@ -47,6 +47,8 @@ MAX_REWARD_DROP = 0.2
 """A fall of the reward since its best window by more than this share of the range of rewards means a collapse."""
 MAX_HELD_OUT_GAP = 0.4
 """Training rewards that exceed held-out rewards by more than this share of the range of rewards mean memorization."""
+MAX_NO_GAIN_GAP = 0.2
+"""RL without a gain whose training rewards exceed held-out rewards by more than this share: memorization may be the reason."""
 SAME_REWARD = 0.05
 """A difference of two mean rewards up to this share of the range of rewards is noise."""
 LEARNED_SHARE = 0.2
@@ -535,6 +537,13 @@ def after_rl(history: History, task: Task, gain: Difference) -> list[Finding]:
         f"the reward of the results table changed by {signed(gain.difference)} {interval(msgspec.structs.asdict(gain))}, "
         f"from {gain.a:.3f} to {gain.b:.3f}; the highest reward is {highest:.3f}"
     )
+    training_reward = statistics.fmean(row["reward/mean"] for row in trained[-WINDOW:])
+    if training_reward - reward > MAX_NO_GAIN_GAP * (highest - lowest):
+        text += (
+            f". On training examples, the reward of the last steps is {training_reward:.3f}: the model has memorized many of "
+            "them, or held-out examples are harder"
+        )
+        return [Finding("no_gain", text, remedy="more different training examples, or a larger or pretrained model")]
     entropies = [row["entropy/all/mean"] for row in trained if "entropy/all/mean" in row]
     first = statistics.fmean(entropies[:WINDOW] or [0.0])
     later = statistics.fmean(entropies[WINDOW:] or [0.0])

@@ -409,6 +409,7 @@ def gain(old_reward: float, new_reward: float, half_width: float = 0.02) -> Diff
         (gain(0.6, 0.59), 4.0, (0.4, 0.7), "more random: their entropy rose from 0.40 to 0.70 nats"),
         (gain(0.8, 0.81), 25.0, (0.4, 0.2), "78% of the groups had zero advantage"),
         (gain(0.6, 0.5), 4.0, (0.4, 0.2), "from 0.600 to 0.500"),
+        (gain(0.2, 0.2), 4.0, (0.4, 0.2), "reward of the last steps is 0.500: the model has memorized"),
     ],
 )
 def test_rl_without_a_gain_is_diagnosed(

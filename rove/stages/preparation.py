@@ -13,6 +13,7 @@ from rove.core.errors import ConfigError
 from rove.core.plain import JsonMapping, JsonObject
 from rove.doctor.estimate import Estimate
 from rove.envs.environment import Environment
+from rove.envs.group import EnvGroup
 from rove.envs.loading import environment_arguments, load_environment
 from rove.models.load import LoadedModel, load_for_sampling
 from rove.models.pretrained import model_path
@@ -184,6 +185,17 @@ def _with_shared(request: TrainRequest, evidence: Evidence, sections: Sequence[S
     return msgspec.structs.replace(evidence, shared=count_shared(selected, reported))
 
 
+def members_left_out(request: TrainRequest, sections: Sequence[Section]) -> list[str]:
+    """Return the members of an `EnvGroup` that the results table leaves out: a group's examples come member after member."""
+    [table] = [section.values for section in sections if section.name == "evaluation"]
+    env = load_environment(request.env, request.env_dir, **table["env_args"])
+    if not isinstance(env, EnvGroup):
+        return []
+    last = table.get("skip_examples", 0) + table["num_examples"]
+    members = {row["env_id"].split("/")[0] for row in env.examples(last)}
+    return [name for name in env.env_names if name not in members]
+
+
 def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device: str = "auto") -> None:
     """Examine an environment, and a pretrained model in it; write a recipe for them, and the collected evidence."""
     version = request.version  # of the code that is examined below
@@ -199,6 +211,12 @@ def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device
         reporter.warning(
             f"{env} has {available} example{'' if available == 1 else 's'} for training, which a model memorizes; add different "
             "ones, 1,000 if possible"
+        )
+    left_out = members_left_out(examined, sections)
+    if left_out:
+        reporter.warning(
+            f"the examples that rove trains and evaluates on contain none of {', '.join(left_out)}, whose examples come later in "
+            f"{env}; give each member of the group fewer examples"
         )
     if request.env_dir is not None:
         sections[0].values["env_dir"] = request.env_dir

@@ -12,7 +12,7 @@ from commands import write_environment
 from rove.envs.dataset import content_key
 from rove.envs.loading import environment_arguments, load_environment
 from rove.stages.examination import Evidence, PolicyEvidence
-from rove.stages.preparation import choose_examples, chosen_arguments
+from rove.stages.preparation import choose_examples, chosen_arguments, members_left_out
 from rove.stages.recipe import Section
 from rove.stages.request import TrainRequest
 from rove.train.held_out import SELECTION_ROLLOUTS
@@ -144,3 +144,24 @@ def test_only_a_seed_that_is_a_number_has_a_next_one(
     defaults: dict[str, object], env_args: dict[str, Any], expected: tuple[set[str], int]
 ):
     assert chosen_arguments(defaults, env_args) == expected
+
+
+GROUP = """
+import rove as vf
+
+def member(name, count):
+    return vf.SingleTurnEnv(dataset=[{"question": f"{name} {n}?"} for n in range(count)], rubric=vf.Rubric())
+
+def load_environment():
+    return vf.EnvGroup([member("a", 60), member("b", 60), member("c", 60)], ["a", "b", "c"])
+"""
+
+
+@pytest.mark.parametrize(("count", "names"), [(60, ["b", "c"]), (61, ["c"]), (180, [])])
+def test_members_whose_examples_come_too_late_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, names: list[str]
+):
+    monkeypatch.chdir(tmp_path)
+    write_environment(tmp_path / "environments", "three", GROUP)
+    table = Section("evaluation", {"env_args": {}, "num_examples": count})
+    assert members_left_out(TrainRequest("three"), [table]) == names

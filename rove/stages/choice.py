@@ -339,6 +339,24 @@ def _model_section(model: ModelEvidence | None, env_args: JsonMapping) -> Sectio
     return Section("model", {"name": model.name}, reason)
 
 
+def with_recall_layers(sections: Sequence[Section]) -> list[Section]:
+    """Return a recipe whose new model, if it has one, begins with the layers of a second start.
+
+    A time limit leaves no time for two starts, and with tools most of a reply is copied: names and numbers of the prompt into
+    calls, and results into the answer (docs/decisions/recall_layers.md).
+    """
+    reason = (
+        "A new model (about 0.7M parameters) with a tokenizer for the environment. Its layers can find and copy parts of the "
+        "prompt: with a time limit and tools, `rove train` begins with them."
+    )
+    return [
+        Section("model", {**section.values, "arch": "lfm2", "init": "recall"}, reason)
+        if section.name == "model" and "arch" in section.values
+        else section
+        for section in sections
+    ]
+
+
 def _sft_sections(env_args: JsonMapping, evidence: Evidence, scale: Scale, sampled: JsonMapping) -> list[Section]:
     """Return the settings of the teacher's rollouts and of SFT."""
     best = evidence.teacher

@@ -19,7 +19,7 @@ from rove.models.load import LoadedModel, load_for_sampling
 from rove.models.pretrained import model_path
 from rove.runs.provenance import seal
 from rove.runs.train_folder import RECIPE, locked
-from rove.stages.choice import choose, limited, requested_examples, training_examples
+from rove.stages.choice import choose, limited, requested_examples, training_examples, with_recall_layers
 from rove.stages.clients import SCRIPTED, is_folder, make_client
 from rove.stages.examination import (
     MAX_COUNTED,
@@ -218,6 +218,8 @@ def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device
             f"the examples that rove trains and evaluates on contain none of {', '.join(left_out)}, whose examples come later in "
             f"{env}; give each member of the group fewer examples"
         )
+    if request.minutes is not None and evidence.has_tools:
+        sections = with_recall_layers(sections)
     if request.env_dir is not None:
         sections[0].values["env_dir"] = request.env_dir
     for section in sections:

@@ -15,7 +15,7 @@ import rove as vf
 from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.stages import examination
-from rove.stages.choice import SFT_GOAL, choose, limited, requested_examples
+from rove.stages.choice import SFT_GOAL, choose, limited, requested_examples, with_recall_layers
 from rove.stages.examination import UNTRAINED_FACTOR, Evidence, ModelEvidence, Teacher, examine
 from rove.stages.recipe import RecipeFile, as_toml
 from rove.train.config import RLConfig, SFTConfig
@@ -240,6 +240,34 @@ async def test_rl_of_a_new_model_stays_near_the_model_after_sft() -> None:
     pretrained = choose("quiz", {}, msgspec.structs.replace(evidence, model=model))
     (stages,) = (section.values for section in pretrained if section.name == "rl")
     assert stages[0]["loss"] == {"entropy_bonus": 0.01, "entropy_target": 0.15}
+
+
+async def test_only_a_new_model_gets_recall_layers() -> None:
+    evidence = await evidence_of(right=right, often=often)
+    model = ModelEvidence("small", 1000, reward=0.5, lowest=0.0, spread_share=0.1, response_tokens=4, groups=16)
+    for facts, expected in (
+        (evidence, {"arch": "lfm2", "size": "tiny", "init": "recall", "env_args": {"num_examples": 150}}),
+        (msgspec.structs.replace(evidence, model=model), {"name": "small"}),
+    ):
+        sections = choose("quiz", {}, facts)
+        changed = with_recall_layers(sections)
+        assert [section.values for section in changed if section.name == "model"] == [expected]
+        others = [[section for section in list_ if section.name != "model"] for list_ in (sections, changed)]
+        assert others[0] == others[1]
+
+
+async def test_the_examination_sees_whether_there_are_tools() -> None:
+    def look(word: str) -> str:
+        return word
+
+    env = vf.ToolEnv(
+        tools=[look],
+        dataset=[{"question": f"q{i}?"} for i in range(50)],
+        rubric=vf.Rubric([correct], [2.0]),
+        policies={"right": right, "often": often},
+    )
+    assert (await examine(env, ARGUMENTS)).evidence.has_tools
+    assert not (await evidence_of(right=right, often=often)).has_tools
 
 
 async def test_the_sft_target_is_between_the_policies() -> None:

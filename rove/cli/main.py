@@ -182,7 +182,7 @@ def main() -> None:
             click.secho(inert(f"error: {error}"), fg="red", err=True)
         sys.exit(2 if is_config else 1)
     except (KeyboardInterrupt, click.Abort):
-        # An interrupt between the creation of a coroutine and its start leaves one that never runs; Python warns when it exits.
+        # Ctrl-C between the creation of a coroutine and its start leaves one that never runs; Python warns about it at exit.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         click.secho("stopped; repeat the command to continue", fg="yellow", err=True)
         sys.exit(130)

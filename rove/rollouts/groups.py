@@ -148,7 +148,7 @@ class _Pool:
 
 
 async def _until_done(
-    worker: Callable[[], Coroutine[object, object, None]],
+    make_worker: Callable[[], Coroutine[object, object, None]],
     count: int,
     finished: asyncio.Queue[list[RolloutRecord] | None],
 ) -> AsyncGenerator[list[RolloutRecord], None]:
@@ -156,7 +156,7 @@ async def _until_done(
     generator closes.
     """
     # Each coroutine becomes a task at once: Ctrl-C may come at any line, and Python warns about coroutines that never ran.
-    tasks = [asyncio.create_task(worker()) for _ in range(count)]
+    tasks = [asyncio.create_task(make_worker()) for _ in range(count)]
     together = asyncio.gather(*tasks)
     together.add_done_callback(lambda _: finished.put_nowait(None))
     try:

@@ -81,7 +81,8 @@ def read_choice(text: str, choices: Sequence[str]) -> str:
     """Return the letter of the option that a text chooses; "" if it chooses none (see the top of this module).
 
     Args:
-        choices: texts of the options A, B, C, …; without them only letters count.
+        choices: texts of the options A, B, C, …, Z, AA, AB, …; without them only letters count. Options after Z are chosen by
+            their texts only.
     """
     if letter := _option_with_text(text, choices):
         return letter
@@ -97,8 +98,9 @@ def _option_with_text(text: str, choices: Sequence[str]) -> str:
         stated = key(text)
         texts = [key(choice) for choice in choices]
         if stated and texts.count(stated) == 1:
-            position = texts.index(stated)
-            return string.ascii_uppercase[position : position + 1]  # "" for an option after Z
+            round_, position = divmod(texts.index(stated), len(string.ascii_uppercase))
+            prefix = string.ascii_uppercase[round_ - 1] if round_ else ""
+            return prefix + string.ascii_uppercase[position]
     return ""
 
 

@@ -339,20 +339,24 @@ def _model_section(model: ModelEvidence | None, env_args: JsonMapping) -> Sectio
     return Section("model", {"name": model.name}, reason)
 
 
-def with_recall_layers(sections: Sequence[Section]) -> list[Section]:
-    """Return a recipe whose new model, if it has one, begins with the layers of a second start.
+def for_one_start(sections: Sequence[Section], evidence: Evidence) -> list[Section]:
+    """Return a recipe for a time limit, which leaves no time for two starts of a new model.
 
-    A time limit leaves no time for two starts, and with tools most of a reply is copied: names and numbers of the prompt into
-    calls, and results into the answer (docs/decisions/recall_layers.md).
+    With tools, the model begins with the layers of a second start, because replies often copy: names and numbers of the prompt
+    into calls, and results into the answer (docs/decisions/recall_layers.md).
     """
-    reason = (
-        "A new model (about 0.7M parameters) with a tokenizer for the environment. Its layers can find and copy parts of the "
-        "prompt: with a time limit and tools, `rove train` begins with them."
-    )
+    if evidence.model is not None:
+        return list(sections)
+    if evidence.has_tools:
+        changes = {"arch": "lfm2", "init": "recall"}
+        reason = (
+            "A new model (about 0.7M parameters) with a tokenizer for the environment. Its layers can find and copy parts of the "
+            "prompt."
+        )
+    else:
+        changes, reason = {}, "A new model (about 0.5M parameters) with a tokenizer for the environment."
     return [
-        Section("model", {**section.values, "arch": "lfm2", "init": "recall"}, reason)
-        if section.name == "model" and "arch" in section.values
-        else section
+        Section("model", {**section.values, **changes}, reason) if section.name == "model" else section
         for section in sections
     ]
 

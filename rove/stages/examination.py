@@ -142,7 +142,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     is_raw_text: bool = False
     """Whether the model continues a raw text instead of a conversation."""
     has_tools: bool = False
-    """Whether the rollouts offer tools."""
+    """Whether all rollouts offer tools."""
     has_group_rewards: bool = False
     """Whether a reward depends on the other rollouts of a group, so that every evaluation needs whole groups."""
     rollout_tokens: float = 0.0
@@ -309,7 +309,7 @@ async def _examine(
         held_out=count_up_to(env, MAX_COUNTED_HELD_OUT),
         arguments=arguments,
         is_raw_text=env.message_type == "completion",
-        has_tools=any(record.tools for record in best),
+        has_tools=all(record.tools for record in best),
         has_group_rewards=env.scoring_rubric.has_group_rewards,
         functions=[name for name, weight in best[0].scores.weights.items() if weight],
         rollout_tokens=statistics.fmean(sum(len(ids) for ids, _ in branches) for branches in conversations),

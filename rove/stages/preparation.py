@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,7 +20,7 @@ from rove.models.load import LoadedModel, load_for_sampling
 from rove.models.pretrained import model_path
 from rove.runs.provenance import seal
 from rove.runs.train_folder import RECIPE, locked
-from rove.stages.choice import choose, limited, requested_examples, training_examples, with_recall_layers
+from rove.stages.choice import choose, for_one_start, limited, requested_examples, training_examples
 from rove.stages.clients import SCRIPTED, is_folder, make_client
 from rove.stages.examination import (
     MAX_COUNTED,
@@ -191,8 +192,9 @@ def members_left_out(request: TrainRequest, sections: Sequence[Section]) -> list
     env = load_environment(request.env, request.env_dir, **table["env_args"])
     if not isinstance(env, EnvGroup):
         return []
-    last = table.get("skip_examples", 0) + table["num_examples"]
-    members = {row["env_id"].split("/")[0] for row in env.examples(last)}
+    skipped = table.get("skip_examples", 0)
+    rows = islice(env.examples(skipped + table["num_examples"]), skipped, None)
+    members = {row["env_id"].split("/")[0] for row in rows}
     return [name for name in env.env_names if name not in members]
 
 
@@ -212,14 +214,8 @@ def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device
             f"{env} has {available} example{'' if available == 1 else 's'} for training, which a model memorizes; add different "
             "ones, 1,000 if possible"
         )
-    left_out = members_left_out(examined, sections)
-    if left_out:
-        reporter.warning(
-            f"the examples that rove trains and evaluates on contain none of {', '.join(left_out)}, whose examples come later in "
-            f"{env}; give each member of the group fewer examples"
-        )
-    if request.minutes is not None and evidence.has_tools:
-        sections = with_recall_layers(sections)
+    if request.minutes is not None:
+        sections = for_one_start(sections, evidence)
     if request.env_dir is not None:
         sections[0].values["env_dir"] = request.env_dir
     for section in sections:
@@ -231,6 +227,12 @@ def write_recipe(request: TrainRequest, folder: Path, reporter: Reporter, device
         estimate = estimate_stages(recipe, examination, pretrained)
     if request.minutes is not None:
         sections, estimate = fit_to_time(sections, estimate, request.minutes)
+    left_out = members_left_out(examined, sections)
+    if left_out:
+        reporter.warning(
+            f"the results table has no example of {', '.join(left_out)}, because the examples of {env} come member after member; "
+            "train in these members one by one, or give the earlier members fewer examples"
+        )
     # The model of the first stage is loaded again; two copies may not fit into memory.
     del pretrained
     release_memory()

@@ -419,7 +419,7 @@ class TrainingConfig(Settings, frozen=True, kw_only=True):
     patience: PositiveInt | None = None
     """Stop after this many evaluations without a new best value of `keep_best`; by default, training does not stop
     early. RL with this setting also stops after 5 such evaluations if the rewards were equal in 95% of the groups of the last 50
-    steps, and if they were equal in all groups of the last 30 steps."""
+    steps."""
     target: FiniteFloat | None = None
     """Stop when the metric `keep_best` reaches this value; by default, training does not stop early."""
     max_minutes: PositiveFloat | None = None

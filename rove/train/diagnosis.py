@@ -48,7 +48,8 @@ MAX_REWARD_DROP = 0.2
 MAX_HELD_OUT_GAP = 0.4
 """Training rewards that exceed held-out rewards by more than this share of the range of rewards mean memorization."""
 MAX_NO_GAIN_GAP = 0.2
-"""RL without a gain whose training rewards exceed held-out rewards by more than this share: memorization may be the reason."""
+"""RL without a gain whose training rewards exceed held-out rewards by more than this share of the range of rewards: memorization
+may be the reason."""
 SAME_REWARD = 0.05
 """A difference of two mean rewards up to this share of the range of rewards is noise."""
 LEARNED_SHARE = 0.2
@@ -308,15 +309,14 @@ def _is_flat(rewards: Sequence[float], task: Task) -> bool:
 
 
 def _late_fall(history: History) -> tuple[float, float] | None:
-    """Return the lowest validation losses of the first and of the second half of the measurements, if the second is lower by at
-    least `LATE_FALL`; otherwise None. The loss falls before the reward rises.
+    """Return the validation losses in the middle and at the end of SFT, if the loss fell by at least `LATE_FALL` in between, else
+    None. The loss falls before the reward rises.
     """
     losses = [row["validation_loss"] for row in history if "validation_loss" in row]
-    middle = len(losses) // 2
-    if middle == 0:
+    middle, last = len(losses) // 2, len(losses) - 1
+    if middle >= last or losses[last] > (1 - LATE_FALL) * losses[middle]:
         return None
-    early, late = min(losses[:middle]), min(losses[middle:])
-    return (early, late) if late <= (1 - LATE_FALL) * early else None
+    return losses[middle], losses[last]
 
 
 def _has_memorized(unsure: Sequence[TokenClass]) -> bool:
@@ -537,13 +537,6 @@ def after_rl(history: History, task: Task, gain: Difference) -> list[Finding]:
         f"the reward of the results table changed by {signed(gain.difference)} {interval(msgspec.structs.asdict(gain))}, "
         f"from {gain.a:.3f} to {gain.b:.3f}; the highest reward is {highest:.3f}"
     )
-    training_reward = statistics.fmean(row["reward/mean"] for row in trained[-WINDOW:])
-    if training_reward - reward > MAX_NO_GAIN_GAP * (highest - lowest):
-        text += (
-            f". On training examples, the reward of the last steps is {training_reward:.3f}: the model has memorized many of "
-            "them, or held-out examples are harder"
-        )
-        return [Finding("no_gain", text, remedy="more different training examples, or a larger or pretrained model")]
     entropies = [row["entropy/all/mean"] for row in trained if "entropy/all/mean" in row]
     first = statistics.fmean(entropies[:WINDOW] or [0.0])
     later = statistics.fmean(entropies[WINDOW:] or [0.0])
@@ -557,6 +550,13 @@ def after_rl(history: History, task: Task, gain: Difference) -> list[Finding]:
     if later > max(MAX_ENTROPY_GROWTH * first, first + MIN_ENTROPY_RISE):
         text += f". The updates made the replies more random: their entropy rose from {first:.2f} to {later:.2f} nats"
         return [Finding("no_gain", text, remedy="lower rl.learning_rate to a third")]
+    training_reward = statistics.fmean(row["reward/mean"] for row in trained[-WINDOW:])
+    if training_reward - reward > MAX_NO_GAIN_GAP * (highest - lowest):
+        text += (
+            f". On training examples, the reward of the last steps is {training_reward:.3f}: the model has memorized many of "
+            "them, or held-out examples are harder"
+        )
+        return [Finding("no_gain", text, remedy="more different training examples, or a larger or pretrained model")]
     return [Finding("no_gain", text)]
 
 

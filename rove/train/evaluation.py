@@ -42,8 +42,6 @@ LENGTH_TOLERANCE = 1.05
 SATURATED_MEASUREMENTS, SATURATED_STEPS, SATURATED_SHARE = 5, 50, 0.95
 """RL with patience ends after this many measurements without progress if at least this share of the groups of this many steps had
 equal rewards: each further step hardly changes the weights."""
-NO_ADVANTAGE_STEPS = 30
-"""RL with patience ends if all groups of this many steps had equal rewards, which also shows that successes are too rare."""
 MIN_FALL = 0.1
 """A reward has fallen if it is below the best reward by at least this share of the best reward."""
 
@@ -103,8 +101,6 @@ def stop_reason(history: Sequence[Mapping[str, float]], goal: Goal) -> str | Non
             f"{goal.metric} has not been better than {best.value:g} for {best.since} measurements, and the rewards of nearly "
             f"all groups in the last {SATURATED_STEPS} steps are equal"
         )
-    if len(history) >= NO_ADVANTAGE_STEPS and zero_advantage_share(*history[-NO_ADVANTAGE_STEPS:]) == 1:
-        return f"the rewards within every group of the last {NO_ADVANTAGE_STEPS} steps are equal: there is nothing to learn from"
     last_fall = _last_fall(history)
     since_fall = sum(row["step"] > last_fall and goal.metric in row for row in history)
     since = min(best.since, since_fall)

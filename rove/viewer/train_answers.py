@@ -328,10 +328,8 @@ class TrainAnswers(NamedTuple):
         if stage is None or not stage["is_rl"]:
             return ["No RL yet, which may raise the reward: ", {"command": rl}] if rl else []
         if stage["stopped_early"] and "max_minutes" in stage["ended"]:  # the setting that limits the time
-            text = (
-                f"A time limit ended RL ({stage['ended']}). If the held-out reward still rose, give it more --minutes."
-            )
-            return [text]
+            more = "more --minutes, or a larger rl.max_minutes in a copy of the recipe"
+            return [f"A time limit ended RL ({stage['ended']}). If the held-out reward still rose: {more}."]
         if stage["stopped_early"]:
             return [f"RL ended early ({stage['ended']}): look at what it still gets wrong before more training."]
         best = best_reward(self.results, self._condition)

@@ -167,9 +167,14 @@ def test_a_denial_of_something_else_and_a_hedge_do_not_change_the_choice(text: s
     assert read_choice(text, COLORS) == "B"
 
 
-def test_an_option_after_z_has_no_letter():
+def test_an_option_after_z_is_chosen_by_its_text():
     options = [f"word {number}" for number in range(30)]
-    assert [read_choice(text, options) for text in ("word 25", "word 26")] == ["Z", ""]
+    assert [read_choice(text, options) for text in ("word 25", "word 26", "A. word 26", "A. word 3")] == [
+        "Z",
+        "AA",
+        "",
+        "",
+    ]
 
 
 def test_brackets_of_an_interval_are_no_marks():

@@ -15,7 +15,7 @@ import rove as vf
 from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.stages import examination
-from rove.stages.choice import SFT_GOAL, choose, limited, requested_examples, with_recall_layers
+from rove.stages.choice import SFT_GOAL, choose, for_one_start, limited, requested_examples
 from rove.stages.examination import UNTRAINED_FACTOR, Evidence, ModelEvidence, Teacher, examine
 from rove.stages.recipe import RecipeFile, as_toml
 from rove.train.config import RLConfig, SFTConfig
@@ -242,18 +242,23 @@ async def test_rl_of_a_new_model_stays_near_the_model_after_sft() -> None:
     assert stages[0]["loss"] == {"entropy_bonus": 0.01, "entropy_target": 0.15}
 
 
-async def test_only_a_new_model_gets_recall_layers() -> None:
+async def test_with_a_time_limit_and_tools_a_new_model_has_recall_layers() -> None:
     evidence = await evidence_of(right=right, often=often)
+    with_tools = msgspec.structs.replace(evidence, has_tools=True)
     model = ModelEvidence("small", 1000, reward=0.5, lowest=0.0, spread_share=0.1, response_tokens=4, groups=16)
-    for facts, expected in (
-        (evidence, {"arch": "lfm2", "size": "tiny", "init": "recall", "env_args": {"num_examples": 150}}),
-        (msgspec.structs.replace(evidence, model=model), {"name": "small"}),
-    ):
+    new = {"arch": "llama", "size": "tiny", "env_args": {"num_examples": 150}}
+    cases = [
+        (with_tools, {**new, "arch": "lfm2", "init": "recall"}),
+        (evidence, new),
+        (msgspec.structs.replace(with_tools, model=model), {"name": "small"}),
+    ]
+    for facts, expected in cases:
         sections = choose("quiz", {}, facts)
-        changed = with_recall_layers(sections)
-        assert [section.values for section in changed if section.name == "model"] == [expected]
-        others = [[section for section in list_ if section.name != "model"] for list_ in (sections, changed)]
-        assert others[0] == others[1]
+        changed = for_one_start(sections, facts)
+        [model_section] = [section for section in changed if section.name == "model"]
+        assert model_section.values == expected
+        assert "starts again" not in model_section.reason
+        assert [a for a in sections if a.name != "model"] == [a for a in changed if a.name != "model"]
 
 
 async def test_the_examination_sees_whether_there_are_tools() -> None:

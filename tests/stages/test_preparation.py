@@ -157,11 +157,13 @@ def load_environment():
 """
 
 
-@pytest.mark.parametrize(("count", "names"), [(60, ["b", "c"]), (61, ["c"]), (180, [])])
-def test_members_whose_examples_come_too_late_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, names: list[str]
+@pytest.mark.parametrize(
+    ("skipped", "count", "names"), [(0, 60, ["b", "c"]), (0, 61, ["c"]), (0, 180, []), (60, 60, ["a", "c"])]
+)
+def test_members_without_an_example_in_the_table_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skipped: int, count: int, names: list[str]
 ):
     monkeypatch.chdir(tmp_path)
     write_environment(tmp_path / "environments", "three", GROUP)
-    table = Section("evaluation", {"env_args": {}, "num_examples": count})
+    table = Section("evaluation", {"env_args": {}, "num_examples": count, "skip_examples": skipped})
     assert members_left_out(TrainRequest("three"), [table]) == names

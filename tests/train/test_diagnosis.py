@@ -88,7 +88,12 @@ def test_more_steps_are_advised_while_the_validation_loss_falls():
     history[0] |= {"eval/sampled/reward/mean": 0.0}
     history[-1] |= {"eval/sampled/reward/mean": 0.0}
     [finding] = after_sft(history, [FORMAT, token_class(GUESS, 0.3 * GUESS)], task())
-    assert "still fell, from 0.88 to 0.54 nats" in finding.text and finding.remedy.startswith("train longer")
+    assert "still fell, from 0.63 to 0.54 nats" in finding.text and finding.remedy.startswith("train longer")
+    for late_losses in ([0.63, 0.63, 0.63], [0.63, 0.8, 1.1]):
+        for row, loss in zip(history[2:], late_losses, strict=True):
+            row["validation_loss"] = loss
+        [finding] = after_sft(history, [FORMAT, token_class(GUESS, 0.3 * GUESS)], task())
+        assert finding.remedy.startswith("easier examples")
 
 
 @each_row(

@@ -567,16 +567,6 @@ def test_stop_reason_if_hardly_any_group_is_left_to_learn_from(num_zero_advantag
     assert stop_reason(history, Goal(REWARD)) is None
 
 
-@pytest.mark.parametrize(("last_equal", "stops"), [(32.0, True), (31.0, False)])
-def test_stop_reason_if_no_group_had_an_advantage_for_long(last_equal: float, stops: bool):
-    history = [{"step": float(step), "groups/all": 32.0, "groups/zero_spread": 32.0} for step in range(1, 31)]
-    history[0][REWARD] = 0.0
-    history[-1]["groups/zero_spread"] = last_equal
-    assert (stop_reason(history, Goal(REWARD, patience=15)) is not None) is stops
-    assert stop_reason(history[1:], Goal(REWARD, patience=15)) is None
-    assert stop_reason(history, Goal(REWARD)) is None
-
-
 def test_stop_reason_depends_on_patience_and_target():
     history = rows(0.5, 0.4, None, 0.3)
     assert stop_reason(history, Goal(REWARD)) is None

@@ -5,7 +5,7 @@
 
 A model has learned by the share of the way from the weakest to the best scripted policy (T = 1, held-out examples). The order of
 the environments by this share is compared between the models: Spearman's rank correlation, with a 95% interval by resampling
-the environments. The large model gets ten minutes of wall time; run nothing else on the cores that it may use (`taskset -c 0 python …`).
+the environments. The large model gets ten minutes of wall time: run nothing else on its cores (`taskset -c 0 python …`).
 Some environments need more for the smallest recipe; they are left out of the table.
 Repeat the command to continue a stopped run.
 """

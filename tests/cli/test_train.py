@@ -195,6 +195,7 @@ def test_a_teacher_is_examined_before_anything_is_trained(rove: Rove) -> None:
     recipe = Path("mine/recipe.toml").read_text()
     assert recipe.startswith("# Recipe of `rove train parity --teacher scripted:right --minutes 60`.")
     assert 'model = "scripted:right"' in recipe and "The teacher: reward" in recipe
+    assert "starts again" not in recipe  # a time limit is for one start
 
 
 @pytest.mark.broad

@@ -98,9 +98,9 @@ def _option_with_text(text: str, choices: Sequence[str]) -> str:
         stated = key(text)
         texts = [key(choice) for choice in choices]
         if stated and texts.count(stated) == 1:
-            round_, position = divmod(texts.index(stated), len(string.ascii_uppercase))
-            prefix = string.ascii_uppercase[round_ - 1] if round_ else ""
-            return prefix + string.ascii_uppercase[position]
+            alphabets, position = divmod(texts.index(stated), len(string.ascii_uppercase))
+            first_letter = string.ascii_uppercase[alphabets - 1] if alphabets else ""
+            return first_letter + string.ascii_uppercase[position]
     return ""
 
 

@@ -144,8 +144,8 @@ class ErrorInfo(msgspec.Struct, frozen=True):
         stripped_lines = [line.strip() for line in self.traceback.splitlines()]
         frames = [line for line in stripped_lines if line.startswith('File "')]
         outside = [frame for frame in frames if not _is_internal(frame.split('"')[1])]
-        own = [frame for frame in outside if not PACKAGES.search(frame)]
-        innermost = (own or outside)[-1:]
+        outside_packages = [frame for frame in outside if not PACKAGES.search(frame)]
+        innermost = (outside_packages or outside)[-1:]
         return f" ({innermost[0]})" if innermost else ""
 
 

@@ -275,8 +275,10 @@ class TrainAnswers(NamedTuple):
         # The last stage with weights; those of a stopped run may not have been evaluated for the table.
         last_stage = next((stage for stage in reversed(self.stages) if stage["weights"]), None)
         if last_stage is not None and stage is not None and last_stage["name"] != stage["name"]:
-            kept = f"{last_stage['title']}, {last_stage['kept']}; the table has no row for these weights yet. Folder: "
-            return [kept, {"command": last_stage["weights"]}, " In the table: ", *self._weights_of_table(stage)]
+            newest = (
+                f"{last_stage['title']}, {last_stage['kept']}; the table has no row for these weights yet. Folder: "
+            )
+            return [newest, {"command": last_stage["weights"]}, " In the table: ", *self._weights_of_table(stage)]
         return self._weights_of_table(stage)
 
     def _weights_of_table(self, stage: JsonMapping | None) -> list[Part]:
@@ -328,8 +330,10 @@ class TrainAnswers(NamedTuple):
         if stage is None or not stage["is_rl"]:
             return ["No RL yet, which may raise the reward: ", {"command": rl}] if rl else []
         if stage["stopped_early"] and "max_minutes" in stage["ended"]:  # the setting that limits the time
-            more = "more --minutes, or a larger rl.max_minutes in a copy of the recipe"
-            return [f"A time limit ended RL ({stage['ended']}). If the held-out reward still rose: {more}."]
+            return [
+                f"A time limit ended RL ({stage['ended']}). If the held-out reward still rose, repeat the run with more "
+                "--minutes, or with a larger rl.max_minutes in a copy of the recipe."
+            ]
         if stage["stopped_early"]:
             return [f"RL ended early ({stage['ended']}): look at what it still gets wrong before more training."]
         best = best_reward(self.results, self._condition)
